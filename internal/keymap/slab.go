@@ -1,6 +1,6 @@
 package keymap
 
-import "unsafe"
+import "reflect"
 
 const chunkLen = 4096
 
@@ -31,8 +31,6 @@ func (s *Slab[T]) Alloc() uint32 {
 	s.fresh++
 	if int(s.fresh/chunkLen) == len(s.chunks) {
 		s.chunks = append(s.chunks, new([chunkLen]T))
-	} else if len(s.chunks) == 0 {
-		s.chunks = append(s.chunks, new([chunkLen]T))
 	}
 	s.n++
 	return s.fresh
@@ -60,6 +58,5 @@ func (s *Slab[T]) Len() int { return s.n }
 
 // Bytes is the memory taken.
 func (s *Slab[T]) Bytes() int {
-	var t T
-	return len(s.chunks)*(chunkLen*int(unsafe.Sizeof(t))+8) + len(s.free)*(chunkLen*4+8)
+	return len(s.chunks)*(chunkLen*int(reflect.TypeFor[T]().Size())+8) + len(s.free)*(chunkLen*4+8)
 }

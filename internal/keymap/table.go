@@ -122,7 +122,7 @@ func (s *segment) put(tag, handle uint32) {
 // directory may not grow for it.
 func (t *Table) split(tag uint32, s *segment) bool {
 	if s.depth == t.depth {
-		if t.depth == 32 || t.n < len(t.dir)*dirEntriesMin && t.depth > 2 {
+		if t.depth == 32 || (t.depth > 2 && t.n < len(t.dir)*dirEntriesMin) {
 			return false
 		}
 		dir := make([]*segment, 2*len(t.dir))
@@ -224,13 +224,20 @@ func (s *segment) remove(i uint32) {
 			break
 		}
 		// v may move to i if i is on its way, that is, cyclically in [home, j).
-		h := home(uint32(v >> 32))
-		if (j+segSlots-h)%segSlots >= (j+segSlots-i)%segSlots {
+		if h := home(uint32(v >> 32)); distance(h, j) >= distance(i, j) {
 			s.slots[i] = v
 			i = j
 		}
 	}
 	s.slots[i] = 0
+}
+
+// distance is the number of steps from slot i on to slot j.
+func distance(i, j uint32) uint32 {
+	if j >= i {
+		return j - i
+	}
+	return j + segSlots - i
 }
 
 // Len is the number of entries.
