@@ -3,7 +3,6 @@ package replay
 import (
 	"bytes"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -304,20 +303,11 @@ func testdata(t testing.TB, name string) string {
 }
 
 func TestRealTraces(t *testing.T) {
-	var golden struct {
-		Traces map[string]struct{ References int64 }
-	}
-	b, err := os.ReadFile(testdata(t, "golden_lru.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(b, &golden); err != nil {
-		t.Fatal(err)
-	}
+	golden := goldenTraces(t)
 	for file, requests := range map[string]int{
-		"mooncake_fast25_conversation.blk512.jsonl.gz": 12031,
-		"mooncake_fast25_synthetic.blk512.jsonl.gz":    3993,
-		"weka_claude_code_178.blk64.kvt1.jsonl.gz":     11567,
+		conversationFile: 12031,
+		syntheticFile:    3993,
+		wekaFile:         11567,
 	} {
 		s, err := OpenFile(testdata(t, file))
 		if err != nil {
@@ -328,7 +318,7 @@ func TestRealTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 		name, _, _ := strings.Cut(file, ".")
-		if want := golden.Traces[name].References; size.References != want || size.Requests != requests {
+		if want := golden[name].References; size.References != want || size.Requests != requests {
 			t.Errorf("%s: %+v, want %d requests and %d references", file, size, requests, want)
 		}
 		s.Close()
