@@ -1,0 +1,56 @@
+package config
+
+import "time"
+
+// Config is all that `terrace serve` can be told. Use Load to get one.
+type Config struct {
+	Socket       string        `yaml:"socket" doc:"unix socket on which engines are served"`
+	SocketGroup  string        `yaml:"socket_group" doc:"group that may connect as well; the socket is then 0660, else 0600"`
+	Primary      Primary       `yaml:"primary"`
+	Admin        Admin         `yaml:"admin"`
+	Log          Log           `yaml:"log"`
+	DrainTimeout time.Duration `yaml:"drain_timeout" min:"0s" max:"24h" doc:"how long a stop waits for work that is under way"`
+	VerifyOnLoad bool          `yaml:"verify_on_load" doc:"check a block's checksum before each hit on it is answered; costs memory bandwidth"`
+	Core         Core          `yaml:"core"`
+	Tiers        []Tier        `yaml:"tiers"`
+
+	sources map[string]Source // by path; a path that is not here has its default
+}
+
+// Primary is the shared-memory tier.
+type Primary struct {
+	Size     Size   `yaml:"size" min:"1MiB" doc:"bytes of shared memory for blocks"`
+	Extent   Size   `yaml:"extent" zero:"auto" min:"64KiB" doc:"bytes handed to one size class at a time; no block can be larger"`
+	Populate string `yaml:"populate" enum:"background|off" doc:"whether memory is touched ahead of its first use"`
+}
+
+// Admin is the HTTP listener for people and monitors.
+type Admin struct {
+	Listen   string `yaml:"listen" doc:"address of the admin HTTP server; without a host it is 127.0.0.1, with port 0 a free one is taken and printed"`
+	Insecure bool   `yaml:"insecure" doc:"allow admin.listen to be other than loopback: everybody who reaches it can read status and profiles"`
+}
+
+// Log is about the log on standard error.
+type Log struct {
+	Level  string `yaml:"level" enum:"debug|info|warn|error" doc:"least level that is logged"`
+	Format string `yaml:"format" enum:"text|json" doc:"one line an entry, as key=value or as JSON"`
+}
+
+// Core has the bounds of every wait; docs/architecture.md names their ends.
+type Core struct {
+	LookupTimeout       time.Duration `yaml:"lookup_timeout" min:"1ms" max:"1h" doc:"from a request's first lookup that is not final, until what is pending becomes a miss"`
+	ProbeTimeout        time.Duration `yaml:"probe_timeout" min:"1ms" max:"1h" doc:"for asking a tier whether it has a block"`
+	PromoteTimeout      time.Duration `yaml:"promote_timeout" min:"1ms" max:"1h" doc:"for reading blocks from a tier into the primary"`
+	CascadeTimeout      time.Duration `yaml:"cascade_timeout" min:"1ms" max:"1h" doc:"for writing blocks from the primary to a tier"`
+	ReservationTimeout  time.Duration `yaml:"reservation_timeout" min:"1ms" max:"24h" doc:"from reserve to commit or abort"`
+	DistrustFor         time.Duration `yaml:"distrust_for" min:"0s" max:"1h" doc:"how long a tier is not asked again for a block whose read failed"`
+	UnboundStoreTimeout time.Duration `yaml:"unbound_store_timeout" min:"1ms" max:"24h" doc:"how long blocks of a finished remote_decoder request stay pinned for the hand-over"`
+	ReservePercent      int           `yaml:"reserve_percent" min:"0" max:"45" doc:"share of the primary that promotions leave to stores, and stores to promotions; nothing is kept back without a tier"`
+}
+
+// Source says where a value came from, for people: "terrace.yaml:3",
+// "TERRACE_PRIMARY_SIZE" or "--primary". The zero Source is the default.
+type Source string
+
+// Source of the setting at path, such as primary.size or tiers.0.root.
+func (c *Config) Source(path string) Source { return c.sources[path] }

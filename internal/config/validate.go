@@ -1,0 +1,89 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// socketPathMax is what sockaddr_un has room for, its final zero apart.
+const socketPathMax = 107
+
+var tierName = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
+
+// validate checks what one setting's parser cannot see.
+func (l *loader) validate() {
+	c := l.cfg
+	bad := func(path, problem string) {
+		value := ""
+		for _, lf := range c.leaves() {
+			if lf.path == path && !lf.secret() {
+				value = lf.String()
+			}
+		}
+		l.fault(path, value, c.Source(path), "%s", problem)
+	}
+	switch {
+	case c.Socket == "":
+		bad("socket", "is empty; give the path of a unix socket")
+	case len(c.Socket) > socketPathMax:
+		bad("socket", fmt.Sprintf("has %d bytes, and the kernel takes %d; choose a shorter path", len(c.Socket), socketPathMax))
+	}
+	if c.Primary.Extent > c.Primary.Size {
+		bad("primary.extent", fmt.Sprintf("is more than primary.size, which is %s; lower it or write auto", c.Primary.Size))
+	}
+	if addr, loopback, err := ParseListen(c.Admin.Listen); err != nil {
+		bad("admin.listen", err.Error())
+	} else if !loopback && !c.Admin.Insecure {
+		bad("admin.listen", fmt.Sprintf("is not a loopback address, and whoever reaches %s reads status and profiles; write 127.0.0.1, or set admin.insecure to true", addr))
+	}
+	seen := map[string]int{}
+	for i := range c.Tiers {
+		t, path := &c.Tiers[i], func(key string) string { return fmt.Sprintf("tiers.%d.%s", i, key) }
+		if !tierName.MatchString(t.Name) || t.Name == "primary" {
+			bad(path("name"), "is not a name; write up to 32 of a-z, 0-9 and -, a letter first, and not primary")
+		}
+		if before, dup := seen[t.Name]; dup {
+			bad(path("name"), fmt.Sprintf("is the name of tiers.%d as well; give each its own", before))
+		}
+		seen[t.Name] = i
+		lane := t.Lane
+		if lane.Retry.Base > lane.Retry.Max {
+			bad(path("lane.retry.base"), fmt.Sprintf("is more than lane.retry.max, which is %s", durationText(lane.Retry.Max)))
+		}
+		if lane.Breaker.BrownShare > lane.Breaker.OpenShare {
+			bad(path("lane.breaker.brown_share"), fmt.Sprintf("is more than lane.breaker.open_share, which is %v", lane.Breaker.OpenShare))
+		}
+		if lane.Breaker.OpenBase > lane.Breaker.OpenMax {
+			bad(path("lane.breaker.open_base"), fmt.Sprintf("is more than lane.breaker.open_max, which is %s", durationText(lane.Breaker.OpenMax)))
+		}
+		if v, ok := t.Settings.(validator); ok {
+			v.Validate(func(key, problem string) { bad(path(key), problem) })
+		}
+	}
+}
+
+// ParseListen reads host:port. Without a host it is 127.0.0.1. A host is an
+// address, or localhost; other names are refused, because what they mean can
+// change under a check for loopback.
+func ParseListen(text string) (addr string, loopback bool, err error) {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		return "", false, fmt.Errorf("is not an address with a port; write one such as 127.0.0.1:9180, [::1]:9180 or :0")
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 || strings.HasPrefix(port, "+") {
+		return "", false, fmt.Errorf("has no port from 0 to 65535")
+	}
+	switch host {
+	case "", "localhost":
+		return net.JoinHostPort("127.0.0.1", port), true, nil
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return "", false, fmt.Errorf("has a host that is neither an address nor localhost; write an address")
+	}
+	return net.JoinHostPort(host, port), ip.IsLoopback(), nil
+}
