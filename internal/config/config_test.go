@@ -140,7 +140,7 @@ func TestFaults(t *testing.T) {
 		want       []string
 	}{
 		{name: "unknown key", file: "primary:\n  sise: 1GiB\n",
-			want: []string{`primary.sise (t.yaml:2) is not a setting; did you mean size? Known here: extent, populate, size`}},
+			want: []string{`primary.sise (t.yaml:2) is not a setting; did you mean size? Known here: extent, policy, populate, size`}},
 		{name: "unknown key that is right elsewhere", file: "size: 1GiB\n",
 			want: []string{`size (t.yaml:1) is not a setting; did you mean primary.size? Known here: admin, core,`}},
 		{name: "nothing near", file: "frobnicate: 1\n", want: []string{`frobnicate (t.yaml:1) is not a setting. Known here: admin,`}},
@@ -180,6 +180,7 @@ func TestFaults(t *testing.T) {
 		{name: "bounds that contradict", file: "primary: {size: 1MiB, extent: 2MiB}\ntiers: [{type: fs, lane: {retry: {base: 10s}, breaker: {brown_share: 0.6, open_base: 2m}}}]",
 			want: []string{`primary.extent = "2MiB" (t.yaml:1) is more than primary.size, which is 1MiB`, `lane.retry.base = "10s" (t.yaml:2) is more than lane.retry.max, which is 2s`,
 				`brown_share = "0.6" (t.yaml:2) is more than lane.breaker.open_share, which is 0.5`, `open_base = "2m" (t.yaml:2) is more than lane.breaker.open_max, which is 1m`}},
+		{name: "odd sizes", file: "primary: {size: 1048577, extent: 96KiB}", want: []string{`primary.size = "1048577" (t.yaml:1) is not a multiple of 4KiB`, `primary.extent = "96KiB" (t.yaml:1) is not a power of two`}},
 		{name: "a type's own check", file: "tiers: [{type: fs, root: /}]", want: []string{`tiers.0.root = "/" (t.yaml:1) is the root of the file system; write another folder`}},
 		{name: "a secret is not shown", file: "tiers: [{type: fs, token: short}]", want: []string{`tiers.0.token (t.yaml:1) is too short`}},
 		{name: "long socket", flags: []Assignment{{"socket", "/" + strings.Repeat("x", 107), "--socket"}}, want: []string{`has 108 bytes, and the kernel takes 107`}},

@@ -81,15 +81,16 @@ func Load(in Input) (*Config, error) {
 func defaults(in Input) *Config {
 	c := &Config{
 		Socket:       in.Socket,
-		Primary:      Primary{Size: 1 << 30, Populate: "background"},
+		Primary:      Primary{Size: 1 << 30, Policy: "lru", Populate: "background"},
 		Admin:        Admin{Listen: "127.0.0.1:9180"},
 		Log:          Log{Level: "info", Format: "text"},
 		DrainTimeout: 30 * time.Second,
 		Core: Core{
 			LookupTimeout: 10 * time.Second, ProbeTimeout: 2 * time.Second, PromoteTimeout: 10 * time.Second,
 			CascadeTimeout: time.Minute, ReservationTimeout: time.Minute, DistrustFor: 10 * time.Second,
-			UnboundStoreTimeout: time.Minute, ReservePercent: 10,
+			UnboundStoreTimeout: time.Minute, ReservePercent: 10, OverduePercent: 10, FactFor: 2 * time.Second,
 		},
+		Limits:  Limits{Sessions: 256, Workers: 64, Requests: 1 << 16, Waits: 1024, Facts: 1 << 16},
 		sources: map[string]Source{},
 	}
 	for _, name := range in.DefaultTiers {

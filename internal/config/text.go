@@ -20,7 +20,7 @@ var units = []struct {
 	bytes int64
 }{
 	{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
-	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}, {"kB", 1e3}, {"B", 1}, {"", 1},
+	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1}, {"", 1},
 }
 
 // ParseSize reads a size: plain bytes, or a number with one of the units B, KB,
@@ -56,7 +56,7 @@ func (s Size) String() string {
 		if s == 0 || int64(s)%u.bytes != 0 {
 			continue
 		}
-		if text := strconv.FormatInt(int64(s)/u.bytes, 10) + u.name; len(text) < len(shortest) {
+		if text := strconv.FormatInt(int64(s)/u.bytes, 10) + u.name; len(text) <= len(shortest) && u.bytes > 1 {
 			shortest = text
 		}
 	}

@@ -32,6 +32,13 @@ func (l *loader) validate() {
 	case len(c.Socket) > socketPathMax:
 		bad("socket", fmt.Sprintf("has %d bytes, and the kernel takes %d; choose a shorter path", len(c.Socket), socketPathMax))
 	}
+	const page = 4096
+	if c.Primary.Size%page != 0 {
+		bad("primary.size", "is not a multiple of 4KiB; round it")
+	}
+	if e := c.Primary.Extent; e&(e-1) != 0 {
+		bad("primary.extent", "is not a power of two; write one such as 64MiB, or auto")
+	}
 	if c.Primary.Extent > c.Primary.Size {
 		bad("primary.extent", fmt.Sprintf("is more than primary.size, which is %s; lower it or write auto", c.Primary.Size))
 	}
