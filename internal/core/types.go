@@ -171,6 +171,9 @@ type Answer struct {
 	// pending blocks; when Final it counts readable ones only.
 	Tokens int64
 	Final  bool // nothing in the run is HitPending or Retry
+	// Void: the wait was overtaken by another lookup of the request, by its
+	// finish or by the end of the session. Nothing else is set.
+	Void   bool
 	Groups []GroupAnswer
 }
 
@@ -251,8 +254,11 @@ type AnswerFlush struct {
 	Flushed Flushed
 }
 
-// AnswerReset ends a reset: all I/O that was in flight when it began is over.
-type AnswerReset struct{ Wait WaitID }
+// AnswerReset ends a reset.
+type AnswerReset struct {
+	Wait WaitID
+	Done bool // false: the deadline came first; the primary is empty all the same
+}
 
 // RequestFinished tells tiers that no more work of the request will come.
 type RequestFinished struct {

@@ -1,0 +1,286 @@
+package core
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// tierState is what the core tracks of a secondary tier.
+type tierState struct {
+	facts           TierFacts
+	readUp, writeUp bool // what its breakers say
+	reading         int  // blocks in promotions that are not quiet
+	writing         int  // blocks in cascades that are not quiet
+	overdueBytes    int64
+	probes          []block.Key // to be asked for when the lookup under way ends
+	stats           TierCounters
+}
+
+// up says whether work of a kind may be given to the tier. A tier that holds
+// too much of the primary past its deadlines is down until it lets go.
+func (t *tierState) up(k JobKind, overdueMax int64) bool {
+	if t.overdueBytes > 0 && t.overdueBytes >= overdueMax {
+		return false
+	}
+	if k == Cascade {
+		return t.writeUp
+	}
+	return t.readUp
+}
+
+func (c *Core) overdueMax() int64 { return c.opt.Size / 100 * int64(c.opt.OverduePercent) }
+
+// job is asynchronous work. It ends once, when each of its keys has an
+// outcome; it leaves the table when all its buffers are quiet as well.
+//
+// INVARIANT(job-settles): a job that has left the table holds no slot or pin.
+type job struct {
+	id      JobID
+	kind    JobKind
+	tier    int
+	ns      NamespaceID
+	since   Time
+	blocks  []jobBlock
+	open    int  // blocks without an outcome
+	loud    int  // blocks whose buffer may still be touched
+	overdue bool // its deadline settled some outcome
+	timer   timer
+	reset   *reset
+
+	keys []block.Key // of a probe
+}
+
+type jobBlock struct {
+	slot    Slot
+	q       *request // of a cascade: whose store it is
+	settled bool
+	quiet   bool
+}
+
+func (c *Core) newJob(k JobKind, t int, ns NamespaceID, within time.Duration) *job {
+	j := &job{id: JobID(c.nextID()), kind: k, tier: t, ns: ns, since: c.now}
+	j.timer = timer{kind: timerJob, job: j, at: c.now + Time(within)}
+	return j
+}
+
+func (j *job) add(s Slot, q *request) {
+	j.blocks = append(j.blocks, jobBlock{slot: s, q: q})
+	j.open++
+	j.loud++
+}
+
+// startJob enters a job into the table and asks for it to be run.
+func (c *Core) startJob(j *job) {
+	c.jobs[j.id] = j
+	c.timers.arm(&j.timer, j.timer.at)
+	blocks := make([]JobBlock, 0, len(j.blocks)+len(j.keys))
+	for i := range j.blocks {
+		e := c.at(j.blocks[i].slot)
+		blocks = append(blocks, JobBlock{Key: e.key, Slot: j.blocks[i].slot, Sum: e.sum})
+	}
+	for i := range j.keys {
+		blocks = append(blocks, JobBlock{Key: j.keys[i]})
+	}
+	c.tiers[j.tier].stats.Jobs[j.kind]++
+	c.emit(StartJob{ID: j.id, Kind: j.kind, Tier: j.tier, NS: j.ns, Blocks: blocks, Deadline: j.timer.at})
+}
+
+func (c *Core) sortedJobs() []*job {
+	out := make([]*job, 0, len(c.jobs))
+	for _, j := range c.jobs {
+		out = append(out, j)
+	}
+	slices.SortFunc(out, func(a, b *job) int { return cmp.Compare(a.id, b.id) })
+	return out
+}
+
+// cascade starts writes of newly stored blocks to every tier that the request
+// allows. A tier that is down or has no credit left is skipped and counted.
+func (c *Core) cascade(q *request, ready []Slot) {
+	if len(ready) == 0 {
+		return
+	}
+	for t := range c.tiers {
+		ts := &c.tiers[t]
+		if q.store>>t&1 == 0 {
+			continue
+		}
+		if !ts.up(Cascade, c.overdueMax()) {
+			ts.stats.Dropped[DropDown] += int64(len(ready))
+			q.failed += len(ready)
+			continue
+		}
+		n := min(len(ready), ts.facts.WriteBlocksMax-ts.writing)
+		ts.stats.Dropped[DropFull] += int64(len(ready) - n)
+		q.failed += len(ready) - n
+		if n <= 0 {
+			continue
+		}
+		j := c.newJob(Cascade, t, q.s.ns, c.opt.CascadeTimeout)
+		j.blocks = make([]jobBlock, 0, n)
+		for _, s := range ready[len(ready)-n:] { // roots are last: they are worth most
+			c.pin(s, c.at(s))
+			j.add(s, q)
+		}
+		ts.writing += n
+		q.cascades += n
+		c.startJob(j)
+	}
+}
+
+// JobResult is how one block of a job came out, reported when its buffer is
+// quiet. Outcome is Done only if every byte is in place.
+type JobResult struct {
+	Index   int
+	Outcome Outcome
+	Class   tier.Class // when not Done
+	Cause   tier.Cause
+	Sum     uint64 // of a promotion that is Done
+}
+
+// JobResults settles outcomes that are open and notes that buffers are quiet.
+// What is late, twice or foreign is counted and otherwise ignored.
+func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
+	c.now = now
+	j := c.jobs[id]
+	if j == nil || j.kind == ProbeJob {
+		c.stats.ForeignResults += int64(len(results))
+		return
+	}
+	for _, r := range results {
+		if r.Index < 0 || r.Index >= len(j.blocks) || j.blocks[r.Index].quiet {
+			c.stats.ForeignResults++
+			continue
+		}
+		if j.blocks[r.Index].settled {
+			c.tiers[j.tier].stats.Late++
+		} else {
+			c.settleBlock(j, r)
+		}
+		c.quietBlock(j, r.Index)
+	}
+	c.settle()
+}
+
+// settleBlock gives one block of a job its outcome.
+func (c *Core) settleBlock(j *job, r JobResult) {
+	b := &j.blocks[r.Index]
+	b.settled = true
+	ts := &c.tiers[j.tier]
+	s, e := b.slot, c.at(b.slot)
+	bytes := int64(c.classOf(s).stride) * PageSize
+	if r.Outcome == Failed {
+		ts.stats.Failures[r.Cause]++
+		if r.Class == tier.ClassCorrupt {
+			ts.stats.Corrupt++
+		}
+	}
+	switch {
+	case j.kind == Promotion && r.Outcome == Done:
+		h := e.holder
+		c.classOf(s).filling[usePromote]--
+		c.settleResident(s, e, r.Sum)
+		e.safe |= 1 << j.tier
+		ts.stats.Blocks[j.kind]++
+		ts.stats.Bytes[j.kind] += bytes
+		c.notify(c.fills[h].wanted, true, s, uint8(j.tier+1))
+		c.forgetFill(h)
+	case j.kind == Promotion:
+		h, key := e.holder, e.key
+		if r.Outcome == Failed {
+			c.distrust(j.tier, j.ns, &key)
+		}
+		c.dropFill(h)
+		c.forgetFill(h)
+		e.holder = 0
+	case r.Outcome == Done:
+		e.safe |= 1 << j.tier
+		ts.stats.Blocks[j.kind]++
+		ts.stats.Bytes[j.kind] += bytes
+		b.q.cascaded++
+		c.believe(j.tier, j.ns, &e.key)
+	default:
+		b.q.failed++
+		if r.Cause == tier.CauseSource && e.state == slotResident {
+			// The bytes are not what was committed: nobody may have them.
+			c.stats.CorruptPrimary++
+			c.doom(s, e)
+		}
+	}
+	if j.kind == Cascade {
+		b.q.cascades--
+		c.answerFlushes(b.q, false)
+	}
+	if j.open--; j.open == 0 {
+		c.timers.disarm(&j.timer)
+	}
+}
+
+// quietBlock gives back what the job held for one block.
+func (c *Core) quietBlock(j *job, i int) {
+	b := &j.blocks[i]
+	b.quiet = true
+	ts := &c.tiers[j.tier]
+	s, e := b.slot, c.at(b.slot)
+	if j.overdue {
+		ts.overdueBytes -= int64(c.classOf(s).stride) * PageSize
+	}
+	if j.kind == Cascade {
+		ts.writing--
+		c.unpin(s, e)
+	} else {
+		ts.reading--
+		if e.state == slotQuarantined {
+			c.unquarantine(s)
+			c.release(s, e)
+		}
+	}
+	if j.loud--; j.loud == 0 {
+		c.endJob(j)
+	}
+}
+
+func (c *Core) endJob(j *job) {
+	c.timers.disarm(&j.timer)
+	delete(c.jobs, j.id)
+	if r := j.reset; r != nil {
+		if r.jobs--; r.jobs == 0 {
+			c.endReset(true)
+		}
+	}
+}
+
+// failJob settles all open blocks of a job. Its slots stay what they are to
+// the job until they are quiet.
+func (c *Core) failJob(j *job, o Outcome) {
+	r := JobResult{Outcome: o, Class: tier.ClassPermanent, Cause: tier.CauseTimeout}
+	if o == Cancelled {
+		r.Class, r.Cause = tier.ClassCancelled, tier.CauseOther
+	}
+	for i := range j.blocks {
+		if !j.blocks[i].settled {
+			r.Index = i
+			c.settleBlock(j, r)
+		}
+	}
+}
+
+// jobOverdue settles a job at its deadline and asks for it to end.
+func (c *Core) jobOverdue(j *job) {
+	c.emit(CancelJob{ID: j.id, Tier: j.tier})
+	if j.kind == ProbeJob {
+		c.endProbe(j, nil, false)
+		return
+	}
+	j.overdue = true
+	for i := range j.blocks {
+		if !j.blocks[i].quiet {
+			c.tiers[j.tier].overdueBytes += int64(c.classOf(j.blocks[i].slot).stride) * PageSize
+		}
+	}
+	c.failJob(j, Failed)
+}

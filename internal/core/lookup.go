@@ -1,0 +1,620 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// Lookup judges the keys of a prompt, one list per KV group of the namespace,
+// each in prefix order, and answers with the longest prefix that all groups
+// serve. It pins what is readable of that prefix, probes what is not known,
+// and starts promotions of what is found below: for the run that will be used
+// and no more, each block read once for all who want it.
+//
+// With WaitUntil later than now and verdicts that are not final, it returns a
+// WaitID and the answer comes as AnswerLookup; out is then meaningless.
+func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, o LookupOptions, out *Answer) (WaitID, error) {
+	q, err := c.active(sid, name)
+	if err != nil {
+		return 0, err
+	}
+	n := &c.ns[q.s.ns]
+	if len(keys) != len(n.groups) {
+		return 0, fmt.Errorf("%w: %d lists of keys, the namespace has %d groups", ErrInvalid, len(keys), len(n.groups))
+	}
+	for g := range keys {
+		for i := range keys[g] {
+			if keys[g][i].Group() != uint32(g) {
+				return 0, fmt.Errorf("%w: keys[%d][%d] names group %d", ErrInvalid, g, i, keys[g][i].Group())
+			}
+		}
+	}
+	c.now = now
+	c.stats.Lookups++
+	if o.Peek {
+		c.judge(q, keys, true, false, out)
+		return 0, nil
+	}
+	c.voidWait(q)
+	c.judge(q, keys, false, q.overdue, out)
+	if out.Final {
+		c.conclude(q, out)
+		return 0, nil
+	}
+	if q.lookupTimer.pos == 0 {
+		c.timers.arm(&q.lookupTimer, now+Time(c.opt.LookupTimeout))
+	}
+	if o.WaitUntil <= now {
+		c.tell(q, out) // the engine may load these already
+		return 0, nil
+	}
+	w := &waitingLookup{id: WaitID(c.nextID()), keys: make([][]block.Key, len(keys))}
+	for g := range keys {
+		w.keys[g] = append([]block.Key(nil), keys[g]...)
+	}
+	w.timer = timer{kind: timerWait, req: q}
+	q.wait = w
+	c.waits++
+	c.timers.arm(&w.timer, min(o.WaitUntil, q.lookupTimer.at))
+	return w.id, nil
+}
+
+// voidWait answers a waiting lookup that nobody will use.
+func (c *Core) voidWait(q *request) {
+	if q.wait != nil {
+		c.endWait(q, &Answer{Void: true})
+	}
+}
+
+func (c *Core) endWait(q *request, a *Answer) {
+	c.emit(AnswerLookup{Wait: q.wait.id, Answer: a})
+	c.timers.disarm(&q.wait.timer)
+	q.wait = nil
+	c.waits--
+}
+
+// answerWait judges a waiting lookup again and answers it if it is final, as
+// it always is when overdue.
+func (c *Core) answerWait(q *request, overdue bool) {
+	a := &Answer{}
+	c.judge(q, q.wait.keys, false, overdue, a)
+	if a.Final {
+		c.conclude(q, a)
+		c.endWait(q, a)
+	}
+}
+
+// lookupOverdue ends the wait that began with the first answer that was not
+// final, whether the engine waits or polls.
+func (c *Core) lookupOverdue(q *request) {
+	if q.wait != nil {
+		c.answerWait(q, true)
+		return
+	}
+	q.overdue = true
+	q.epoch++
+	q.pending = 0
+	c.dropSoft(q)
+}
+
+// settle judges again for those whose lookups something has changed.
+func (c *Core) settle() {
+	for i := 0; i < len(c.rejudge); i++ {
+		q := c.rejudge[i]
+		q.dirty = false
+		if q.wait != nil {
+			c.answerWait(q, false)
+		}
+	}
+	clear(c.rejudge)
+	c.rejudge = c.rejudge[:0]
+}
+
+// conclude accounts for a final answer: the engine now knows of its pins, and
+// what was pinned for it on the way and is not part of the answer is given back.
+func (c *Core) conclude(q *request, a *Answer) {
+	c.timers.disarm(&q.lookupTimer)
+	q.overdue = false
+	q.epoch++
+	q.pending = 0
+	for g := range a.Groups {
+		for _, v := range a.Groups[g].Verdicts {
+			c.stats.Verdicts[v]++
+		}
+	}
+	c.tell(q, a)
+	c.dropSoft(q)
+}
+
+// tell notes that the engine hears of the leases of an answer, and which tier
+// each was served from.
+func (c *Core) tell(q *request, a *Answer) {
+	for _, f := range c.scratch.fresh {
+		c.tellPin(q, f.pin)
+	}
+	for g := range a.Groups {
+		for _, l := range a.Groups[g].Leases {
+			if l.Gen == 0 {
+				continue
+			}
+			c.stats.PrimaryHits++
+			if q.soft == 0 {
+				continue
+			}
+			if from := c.tellPin(q, c.findPin(q, l.Slot)); from > 0 {
+				c.tiers[from-1].stats.Hits++
+				c.stats.PrimaryHits--
+			}
+		}
+	}
+}
+
+// dropSoft gives back pins that no answer has told the engine of.
+func (c *Core) dropSoft(q *request) {
+	for h := q.pinTail; h != 0 && q.soft > 0; {
+		prev := c.pins.At(h).prev
+		if !c.pins.At(h).told {
+			c.dropPin(q, h)
+		}
+		h = prev
+	}
+}
+
+// freshPin is a pin that the lookup under way has taken.
+type freshPin struct {
+	pin  uint32
+	g, i int
+}
+
+// judge fills in an answer. overdue makes a Miss of all that is not readable
+// now; peek changes nothing.
+//
+// A mark says more of a verdict: t+1 for a block that tier t has (HitPending)
+// or may have (Retry) and for which nothing is under way yet.
+func (c *Core) judge(q *request, keys [][]block.Key, peek, overdue bool, out *Answer) {
+	n := &c.ns[q.s.ns]
+	j := &judgement{c: c, q: q, n: n, keys: keys, peek: peek, overdue: overdue, out: out}
+	j.prepare()
+	limit := j.limit()
+	tokens := j.fit(limit)
+	c.scratch.fresh = c.scratch.fresh[:0]
+	if !peek {
+		if !overdue && q.pending > 0 {
+			q.epoch++
+			q.pending = 0
+		}
+		for {
+			j.pinHits(tokens)
+			if j.probe(tokens) || j.promote(tokens) {
+				break
+			}
+			tokens = j.fit(tokens)
+		}
+		j.unpinBeyond(tokens)
+	}
+	j.finish(tokens, limit)
+}
+
+type judgement struct {
+	c             *Core
+	q             *request
+	n             *namespace
+	keys          [][]block.Key
+	peek, overdue bool
+	out           *Answer
+	marks         [][]int8
+	slots         [][]Slot // where the primary has what is Hit or HitPending without a mark
+	below         bool     // some mark is set
+}
+
+// prepare sizes the answer and the marks; neither allocates when they have
+// been used for as long a prompt before.
+func (j *judgement) prepare() {
+	j.out.Void = false
+	for len(j.out.Groups) < len(j.keys) {
+		j.out.Groups = append(j.out.Groups, GroupAnswer{})
+	}
+	j.out.Groups = j.out.Groups[:len(j.keys)]
+	m := &j.c.scratch.marks
+	for len(*m) < len(j.keys) {
+		*m = append(*m, nil)
+	}
+	j.marks = (*m)[:len(j.keys)]
+	sl := &j.c.scratch.slots
+	for len(*sl) < len(j.keys) {
+		*sl = append(*sl, nil)
+	}
+	j.slots = (*sl)[:len(j.keys)]
+	for g := range j.keys {
+		n := len(j.keys[g])
+		a := &j.out.Groups[g]
+		if cap(a.Verdicts) < n {
+			a.Verdicts = make([]Verdict, n)
+		}
+		a.Verdicts = a.Verdicts[:n]
+		clear(a.Verdicts)
+		if cap(j.marks[g]) < n {
+			j.marks[g] = make([]int8, n, n+n/2)
+		}
+		j.marks[g] = j.marks[g][:n]
+		clear(j.marks[g])
+		if cap(j.slots[g]) < n {
+			j.slots[g] = make([]Slot, n, n+n/2)
+		}
+		j.slots[g] = j.slots[g][:n]
+		a.First, a.Leases = 0, a.Leases[:0]
+	}
+}
+
+// limit is the longest prefix that the lists and the request's cap allow.
+func (j *judgement) limit() int64 {
+	limit := int64(-1)
+	for g := range j.keys {
+		if t := int64(len(j.keys[g])) * j.n.groups[g].tpb; limit < 0 || t < limit {
+			limit = t
+		}
+	}
+	if m := j.q.params.MaxLoadTokens; m >= 0 {
+		limit = min(limit, m)
+	}
+	return limit
+}
+
+// fit is the longest prefix of at most limit tokens that every group can serve
+// with what is not a Miss. It looks at no more keys than it needs.
+func (j *judgement) fit(limit int64) int64 {
+	for again := true; again; {
+		again = false
+		for g := range j.keys {
+			gf := &j.n.groups[g]
+			end := int(limit / gf.tpb)
+			if gf.window == 0 {
+				end = j.prefixEnd(g, end)
+			} else {
+				end = j.windowEnd(g, end, gf.window)
+			}
+			if t := int64(end) * gf.tpb; t < limit {
+				limit = t
+				again = len(j.keys) > 1
+			}
+		}
+	}
+	return limit
+}
+
+const lookChunk = 32 // keys looked at together: enough to batch, few to waste
+
+func (j *judgement) prefixEnd(g, n int) int {
+	v := j.out.Groups[g].Verdicts
+	for i := range n {
+		if v[i] == VerdictNone {
+			j.look(g, i, min(n, i+lookChunk))
+		}
+		if v[i].Miss() {
+			return i
+		}
+	}
+	return n
+}
+
+// windowEnd is the end of the last run of w blocks, or of a run that reaches
+// back to the root.
+func (j *judgement) windowEnd(g, n, w int) int {
+	v := j.out.Groups[g].Verdicts
+	end := n
+	for i := n - 1; i >= 0; i-- {
+		if v[i] == VerdictNone {
+			j.look(g, max(0, i+1-lookChunk), i+1)
+		}
+		if v[i].Miss() {
+			end = i
+		} else if end-i == w {
+			return end
+		}
+	}
+	return end
+}
+
+// run is the stretch of a group's keys that a prefix of so many tokens needs.
+func (j *judgement) run(g int, tokens int64) (first, end int) {
+	gf := &j.n.groups[g]
+	end = int(tokens / gf.tpb)
+	if gf.window > 0 {
+		first = max(0, end-gf.window)
+	}
+	return first, end
+}
+
+// look judges keys lo to hi of a group that have not been judged.
+func (j *judgement) look(g, lo, hi int) {
+	c := j.c
+	v := j.out.Groups[g].Verdicts
+	below := c.scratch.at[:0]
+	for i := lo; i < hi; i++ {
+		if v[i] != VerdictNone {
+			continue
+		}
+		s, e, ok := c.find(j.q.s.ns, &j.keys[g][i])
+		j.slots[g][i] = s
+		switch {
+		case !ok:
+			below = append(below, i)
+		case e.state == slotResident:
+			v[i] = Hit
+		case j.overdue:
+			v[i] = MissWaited
+		default:
+			v[i] = HitPending
+		}
+	}
+	c.scratch.at = below
+	if len(below) > 0 {
+		j.consult(g, below)
+	}
+}
+
+// consult judges keys that the primary does not have: ordered tiers, the first
+// that has it wins.
+func (j *judgement) consult(g int, at []int) {
+	c, v, marks := j.c, j.out.Groups[g].Verdicts, j.marks[g]
+	for _, i := range at {
+		v[i] = MissAbsent
+	}
+	if len(c.tiers) == 0 {
+		return
+	}
+	keys, have := c.scratch.keys[:0], c.scratch.presence[:0]
+	for _, i := range at {
+		keys = append(keys, j.keys[g][i])
+		have = append(have, tier.Unknown)
+	}
+	c.scratch.keys, c.scratch.presence = keys, have
+	for t := range c.tiers {
+		ts := &c.tiers[t]
+		if ts.facts.Known != nil {
+			ts.facts.Known(j.q.s.ns, keys, have)
+		} else {
+			clear(have)
+		}
+		for k, i := range at {
+			if marks[i] != 0 || v[i] == Retry {
+				continue // an earlier tier has it or may have it
+			}
+			p, under, why := have[k], false, VerdictNone
+			if len(c.facts) > 0 {
+				p, under, why = c.factOf(t, j.q.s.ns, &keys[k], p)
+			}
+			switch {
+			case why != VerdictNone:
+				v[i] = why
+			case p == tier.Absent:
+			case j.q.load>>t&1 == 0:
+				if p == tier.Present {
+					v[i] = MissFiltered
+				}
+			case !ts.up(Promotion, c.overdueMax()):
+				v[i] = MissUnavailable
+			case j.overdue:
+				v[i] = MissWaited
+			case c.draining:
+				v[i] = MissDraining
+			case p == tier.Present:
+				v[i], marks[i] = HitPending, int8(t+1)
+				j.below = true
+			case under:
+				v[i] = Retry
+			default:
+				v[i], marks[i] = Retry, int8(t+1)
+			}
+		}
+	}
+}
+
+// pinHits pins what is readable of the run, before anything is evicted for the
+// rest of it.
+func (j *judgement) pinHits(tokens int64) {
+	c := j.c
+	for g := range j.keys {
+		v := j.out.Groups[g].Verdicts
+		first, end := j.run(g, tokens)
+		for i := first; i < end; i++ {
+			if v[i] != Hit {
+				continue
+			}
+			s := j.slots[g][i]
+			if h := c.pinFor(j.q, s, c.at(s), 0, false); h != 0 {
+				c.scratch.fresh = append(c.scratch.fresh, freshPin{h, g, i})
+			}
+		}
+	}
+}
+
+// unpinBeyond gives back pins of this lookup that the run turned out not to need.
+func (j *judgement) unpinBeyond(tokens int64) {
+	kept := j.c.scratch.fresh[:0]
+	for _, f := range j.c.scratch.fresh {
+		if first, end := j.run(f.g, tokens); f.i < first || f.i >= end {
+			j.c.dropPin(j.q, f.pin)
+		} else {
+			kept = append(kept, f)
+		}
+	}
+	j.c.scratch.fresh = kept
+}
+
+// probe asks for what is not known of the run, and says whether anything is.
+// Promotions wait for the answers, because they decide how long the run is.
+func (j *judgement) probe(tokens int64) bool {
+	c, pending := j.c, false
+	for g := range j.keys {
+		v := j.out.Groups[g].Verdicts
+		first, end := j.run(g, tokens)
+		for i := first; i < end; i++ {
+			if v[i] != Retry {
+				continue
+			}
+			pending = true
+			if t := j.marks[g][i]; t > 0 {
+				c.addProbe(int(t-1), j.q.s.ns, &j.keys[g][i])
+				j.marks[g][i] = 0
+			}
+			c.wantFact(j.q, &j.keys[g][i])
+		}
+	}
+	if pending {
+		c.startProbes(j.q.s.ns)
+		j.want(tokens)
+	}
+	return pending
+}
+
+// promote starts reads of what the run needs from below, as a whole, and says
+// whether the run stands. If room or a tier's credit is short it starts
+// nothing, makes a Miss of the first key that is too much, and says no.
+func (j *judgement) promote(tokens int64) bool {
+	c := j.c
+	if !j.below {
+		j.want(tokens)
+		return true
+	}
+	room := c.scratch.room[:0]
+	for range c.classes {
+		room = append(room, -1)
+	}
+	c.scratch.room = room
+	var credit [TiersMax]int
+	for t := range c.tiers {
+		credit[t] = c.tiers[t].facts.ReadBlocksMax - c.tiers[t].reading
+	}
+	need := 0
+	for g := range j.keys {
+		v, ki := j.out.Groups[g].Verdicts, j.n.groups[g].class
+		first, end := j.run(g, tokens)
+		for i := first; i < end; i++ {
+			t := j.marks[g][i]
+			if t == 0 || v[i] != HitPending {
+				continue
+			}
+			if room[ki] < 0 {
+				room[ki] = c.admit(&c.classes[ki], usePromote)
+			}
+			if room[ki] == 0 || credit[t-1] <= 0 {
+				v[i], j.marks[g][i] = MissNoRoom, 0
+				if room[ki] > 0 {
+					v[i] = MissUnavailable
+				}
+				c.stats.PromotionsShortened++
+				return false
+			}
+			room[ki]--
+			credit[t-1]--
+			need++
+		}
+	}
+	stands := true
+	if need > 0 {
+		stands = j.startPromotions(tokens)
+	}
+	if stands {
+		j.want(tokens)
+	}
+	return stands
+}
+
+// startPromotions takes slots and emits one job a tier. Classes that take
+// extents from each other can leave the last one short: its run is then cut.
+func (j *judgement) startPromotions(tokens int64) bool {
+	c := j.c
+	var jobs [TiersMax]*job
+	stands := true
+	for g := range j.keys {
+		v := j.out.Groups[g].Verdicts
+		first, end := j.run(g, tokens)
+		for i := first; i < end && stands; i++ {
+			t := int(j.marks[g][i]) - 1
+			if t < 0 || v[i] != HitPending {
+				continue
+			}
+			key := &j.keys[g][i]
+			if s, _, ok := c.find(j.q.s.ns, key); ok {
+				j.marks[g][i], j.slots[g][i] = 0, s // the same key stands twice in the prompt
+				continue
+			}
+			s, e, ok := c.take(j.n.groups[g].class, usePromote)
+			if !ok {
+				v[i], j.marks[g][i] = MissNoRoom, 0
+				c.stats.PromotionsShortened++
+				stands = false
+				break
+			}
+			if jobs[t] == nil {
+				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, c.opt.PromoteTimeout)
+			}
+			c.fillSlot(s, e, j.q.s.ns, key, fill{slot: s, kind: fillPromote, job: jobs[t], idx: len(jobs[t].blocks)})
+			jobs[t].add(s, nil)
+			c.tiers[t].reading++
+			j.marks[g][i], j.slots[g][i] = 0, s
+		}
+	}
+	for _, jb := range jobs {
+		if jb != nil {
+			c.startJob(jb)
+		}
+	}
+	return stands
+}
+
+// want registers the request with every fill that the run waits for.
+func (j *judgement) want(tokens int64) {
+	c := j.c
+	for g := range j.keys {
+		v := j.out.Groups[g].Verdicts
+		first, end := j.run(g, tokens)
+		for i := first; i < end; i++ {
+			if v[i] != HitPending || j.marks[g][i] != 0 {
+				continue
+			}
+			f := &c.fills[c.at(j.slots[g][i]).holder]
+			f.wanted = addInterest(f.wanted, j.q)
+		}
+	}
+}
+
+// finish writes the answer that the verdicts amount to.
+func (j *judgement) finish(tokens, limit int64) {
+	out := j.out
+	out.Tokens, out.Final = tokens, true
+	beyond := MissUnusable
+	if m := j.q.params.MaxLoadTokens; m >= 0 && tokens == limit {
+		beyond = MissCapped
+	}
+	for g := range j.keys {
+		a := &out.Groups[g]
+		first, end := j.run(g, tokens)
+		a.First = first
+		for i := range first {
+			a.Verdicts[i] = VerdictNone
+		}
+		for i := first; i < end; i++ {
+			var l Lease
+			switch a.Verdicts[i] {
+			case Hit:
+				if !j.peek {
+					s := j.slots[g][i]
+					e := j.c.at(s)
+					l = Lease{Slot: s, Gen: e.gen, Sum: e.sum}
+				}
+			default:
+				out.Final = false
+			}
+			a.Leases = append(a.Leases, l)
+		}
+		for i := end; i < len(a.Verdicts); i++ {
+			if !a.Verdicts[i].Miss() {
+				a.Verdicts[i] = beyond
+			}
+		}
+	}
+}

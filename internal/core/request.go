@@ -1,0 +1,295 @@
+package core
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/terrace-kv/terrace/block"
+)
+
+type reqState uint8
+
+const (
+	reqActive    reqState = iota // takes calls
+	reqFinishing                 // finished; stores of it are pending
+	reqHandover                  // finalised; its blocks wait to be fetched
+	reqGone
+)
+
+// request is one generation of an engine's request id.
+type request struct {
+	s      *session
+	id     string
+	seq    uint64 // unique in the core: a late reference to an earlier generation never meets a later one
+	params Params
+	state  reqState
+	load   uint16 // bit t: may load from tier t
+	store  uint16 // bit t: may store to tier t
+
+	// Pins, oldest first. INVARIANT(pins-are-a-set): at most one a block.
+	pinHead, pinTail uint32
+	npins            int
+	soft             int // pins that no answer has told the engine of yet
+
+	// Reservations and blocks being summed.
+	fillHead uint32
+	fills    int
+
+	// Cascades of blocks that it stored.
+	cascades         int
+	cascaded, failed int
+	flushes          []flushWait
+	flushTimer       timer
+
+	// A lookup that is not final.
+	pending     int    // fills and probes that it waits for
+	epoch       uint64 // interest registered under another epoch is void
+	overdue     bool   // the next lookup takes what is pending for a Miss
+	lookupTimer timer
+	wait        *waitingLookup
+	dirty       bool // in core.rejudge
+
+	handover timer
+}
+
+type waitingLookup struct {
+	id    WaitID
+	keys  [][]block.Key // a copy
+	timer timer
+}
+
+type flushWait struct {
+	id    WaitID
+	until Time
+}
+
+// interest is a request that wants to hear of a fill or a probe.
+type interest struct {
+	q     *request
+	epoch uint64
+}
+
+// keepEpoch marks the interest of a request that is to keep the block for its
+// hand-over; it stands until the request is gone.
+const keepEpoch = 0
+
+// addInterest registers the request once for what ends later.
+func addInterest(list []interest, q *request) []interest {
+	for i := range list {
+		if list[i].q == q && list[i].epoch != keepEpoch {
+			if list[i].epoch != q.epoch {
+				list[i].epoch = q.epoch
+				q.pending++
+			}
+			return list
+		}
+	}
+	q.pending++
+	return append(list, interest{q, q.epoch})
+}
+
+// NewRequest starts a request. An id that is unfinished is a conflict; one
+// that is finished starts a new generation, which late results of the old one
+// cannot reach.
+func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error {
+	s, err := c.session(sid)
+	if err != nil {
+		return err
+	}
+	old := s.requests[name]
+	if old != nil && old.state == reqActive {
+		return fmt.Errorf("%w: %q", ErrConflict, name)
+	}
+	if c.draining {
+		return ErrDraining
+	}
+	if len(s.requests)+len(s.former) >= c.opt.RequestsMax {
+		return fmt.Errorf("%w: session has %d unfinished requests", ErrTooMany, len(s.requests)+len(s.former))
+	}
+	c.now = now
+	if old != nil {
+		s.former = append(s.former, old)
+	}
+	q := &request{s: s, id: name, seq: c.nextID(), params: p, epoch: 1}
+	for t := range c.tiers {
+		f := &c.tiers[t].facts
+		if matches(p.LoadTiers, f) {
+			q.load |= 1 << t
+		}
+		if matches(p.StoreTiers, f) {
+			q.store |= 1 << t
+		}
+	}
+	q.lookupTimer = timer{kind: timerLookup, req: q}
+	q.flushTimer = timer{kind: timerFlush, req: q}
+	q.handover = timer{kind: timerHandover, req: q}
+	s.requests[name] = q
+	c.requests++
+	return nil
+}
+
+func matches(filter []TierFilter, f *TierFacts) bool {
+	if filter == nil {
+		return true
+	}
+	for _, e := range filter {
+		if (e.Medium == "" || f.Medium == "" || e.Medium == f.Medium) &&
+			(e.Locality == "" || f.Locality == "" || e.Locality == f.Locality) {
+			return true
+		}
+	}
+	return false
+}
+
+// Finish ends a request: a waiting lookup is void, its pins are given back
+// (unless it is kept for a hand-over), and once its last store is no longer
+// pending, tiers hear of its end.
+func (c *Core) Finish(now Time, sid SessionID, name string) error {
+	q, err := c.active(sid, name)
+	if err != nil {
+		return err
+	}
+	c.now = now
+	c.endCalls(q)
+	if q.params.RemoteDecoder {
+		q.state = reqFinishing
+		c.timers.arm(&q.handover, now+Time(c.opt.UnboundStoreTimeout))
+		c.finalise(q)
+	} else {
+		c.endRequest(q)
+	}
+	c.settle()
+	return nil
+}
+
+// endCalls voids what the request still waits for.
+func (c *Core) endCalls(q *request) {
+	c.voidWait(q)
+	q.epoch++
+	q.pending = 0
+	c.timers.disarm(&q.lookupTimer)
+}
+
+// endRequest ends a request whose blocks nobody will fetch.
+func (c *Core) endRequest(q *request) {
+	c.endCalls(q)
+	c.unpinAll(q)
+	q.params.RemoteDecoder = false
+	q.state = reqFinishing
+	c.finalise(q)
+}
+
+// finalise lets a finishing request go once no store of it is pending.
+func (c *Core) finalise(q *request) {
+	if q.state != reqFinishing || q.fills > 0 {
+		return
+	}
+	c.answerFlushes(q, q.s.dead)
+	c.emit(RequestFinished{Session: q.s.id, Request: q.id})
+	if q.s.requests[q.id] == q {
+		delete(q.s.requests, q.id)
+	} else {
+		q.s.former = without(q.s.former, q)
+	}
+	c.requests--
+	if !q.params.RemoteDecoder || q.npins == 0 || q.s.dead {
+		c.unpinAll(q)
+		c.timers.disarm(&q.handover)
+		q.state = reqGone
+		return
+	}
+	q.state = reqHandover
+	q.s.keep = append(q.s.keep, q)
+	c.handovers++
+}
+
+// endHandover gives back what a finished request kept for its fetcher.
+func (c *Core) endHandover(q *request) {
+	c.timers.disarm(&q.handover)
+	switch q.state {
+	case reqFinishing: // the bound passed before its last store did
+		q.params.RemoteDecoder = false
+		c.unpinAll(q)
+	case reqHandover:
+		c.unpinAll(q)
+		q.s.keep = without(q.s.keep, q)
+		q.state = reqGone
+		c.handovers--
+		c.stats.HandoversExpired++
+	}
+}
+
+func without(list []*request, q *request) []*request {
+	return slices.DeleteFunc(list, func(o *request) bool { return o == q })
+}
+
+// sortedRequests lists the unfinished requests, oldest first.
+func sortedRequests(s *session) []*request {
+	out := slices.Clone(s.former)
+	for _, q := range s.requests {
+		out = append(out, q)
+	}
+	slices.SortFunc(out, func(a, b *request) int { return cmp.Compare(a.seq, b.seq) })
+	return out
+}
+
+// Flush waits until nothing of the request's stores is pending: no
+// reservation, no checksum, no cascade. done says that nothing is now.
+func (c *Core) Flush(now Time, sid SessionID, name string, until Time) (id WaitID, done bool, out Flushed, err error) {
+	q, err := c.request(sid, name)
+	if err != nil {
+		return 0, false, out, err
+	}
+	c.now = now
+	if q.fills == 0 && q.cascades == 0 || until <= now {
+		return 0, true, q.flushed(), nil
+	}
+	w := flushWait{id: WaitID(c.nextID()), until: until}
+	q.flushes = append(q.flushes, w)
+	c.waits++
+	c.armFlush(q)
+	return w.id, false, out, nil
+}
+
+func (q *request) flushed() Flushed {
+	return Flushed{Done: q.fills == 0 && q.cascades == 0, Cascaded: q.cascaded, Failed: q.failed}
+}
+
+func (c *Core) armFlush(q *request) {
+	if len(q.flushes) == 0 {
+		c.timers.disarm(&q.flushTimer)
+		return
+	}
+	first := q.flushes[0].until
+	for _, w := range q.flushes {
+		first = min(first, w.until)
+	}
+	c.timers.arm(&q.flushTimer, first)
+}
+
+// answerFlushes answers all waits of the request if its stores are over or it
+// is itself.
+func (c *Core) answerFlushes(q *request, end bool) {
+	if len(q.flushes) == 0 || !end && (q.fills > 0 || q.cascades > 0) {
+		return
+	}
+	for _, w := range q.flushes {
+		c.emit(AnswerFlush{Wait: w.id, Flushed: q.flushed()})
+		c.waits--
+	}
+	q.flushes = nil
+	c.timers.disarm(&q.flushTimer)
+}
+
+func (c *Core) flushOverdue(q *request) {
+	q.flushes = slices.DeleteFunc(q.flushes, func(w flushWait) bool {
+		if w.until > c.now {
+			return false
+		}
+		c.emit(AnswerFlush{Wait: w.id, Flushed: q.flushed()})
+		c.waits--
+		return true
+	})
+	c.armFlush(q)
+}
