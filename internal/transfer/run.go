@@ -306,6 +306,10 @@ func (l *Lane) finishLocked(ch *chunk) {
 	bad, telling := false, false
 	for k := range ch.items {
 		err := ch.items[k].Err
+		if err == nil { // tier.ClassOf allocates
+			telling = true
+			continue
+		}
 		class := tier.ClassOf(err)
 		if cancelled && (class == tier.ClassRetryable || class == tier.ClassCancelled) {
 			ch.items[k].Err, class = ErrCancelled, tier.ClassCancelled
@@ -332,7 +336,7 @@ func (l *Lane) finishLocked(ch *chunk) {
 	keep := 0
 	for k, i := range ch.index {
 		it := &ch.items[k]
-		if retry && tier.ClassOf(it.Err) == tier.ClassRetryable {
+		if retry && it.Err != nil && tier.ClassOf(it.Err) == tier.ClassRetryable {
 			ch.keep(keep, k)
 			keep++
 			continue
@@ -359,7 +363,11 @@ func (l *Lane) finishLocked(ch *chunk) {
 // once.
 func (l *Lane) reportLocked(j *job, i int, sum uint64, err error) {
 	n := &j.q.n
-	switch tier.ClassOf(err) {
+	class := tier.ClassNone
+	if err != nil {
+		class = tier.ClassOf(err)
+	}
+	switch class {
 	case tier.ClassNone:
 		n.done++
 		n.doneBytes += uint64(j.size(i))
