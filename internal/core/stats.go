@@ -113,3 +113,30 @@ func (c *Core) Stats() Stats {
 
 // NamespaceBlocks is how many blocks of a namespace the index has.
 func (c *Core) NamespaceBlocks(ns NamespaceID) int64 { return c.ns[ns].blocks }
+
+// SessionCount is what one session holds.
+type SessionCount struct{ Requests, Pins, Reservations int }
+
+// SessionCounts tells what each session that is not closed holds.
+func (c *Core) SessionCounts() map[SessionID]SessionCount {
+	out := make(map[SessionID]SessionCount, len(c.sessions))
+	for id, s := range c.sessions {
+		var n SessionCount
+		count := func(q *request) {
+			n.Requests++
+			n.Pins += q.npins
+			n.Reservations += q.fills
+		}
+		for _, q := range s.requests {
+			count(q)
+		}
+		for _, q := range s.former {
+			count(q)
+		}
+		for _, q := range s.keep {
+			count(q)
+		}
+		out[id] = n
+	}
+	return out
+}

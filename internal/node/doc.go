@@ -1,0 +1,29 @@
+// Package node drives the core: it owns the core's lock, the clock, the arena,
+// the lanes and the goroutines, and performs the core's effects.
+//
+// # Goroutines
+//
+// All are started by Open and waited for by Close:
+//
+//   - the ticker sleeps until the core's next deadline and calls Tick;
+//   - summers compute checksums of blocks that were committed without one;
+//   - the reaper asks the locks of ended sessions until no process holds them;
+//   - the toucher tells tiers which blocks were used from the primary;
+//   - the populator, if asked for, touches the region once.
+//
+// Lanes have goroutines of their own (internal/transfer), which call back into
+// the node. Engines' calls run on the caller's goroutine.
+//
+// # Locks
+//
+// One mutex guards the core. Effects are performed while it is held, so that
+// they happen in the order in which the core decided them; performing one is an
+// append to a bounded queue and never waits. Order: node.mu, then a lane's, then
+// a tier's index.
+//
+// # Bounds
+//
+// Jobs: the core's credit per tier. Checksums: one per filling slot. Touches: a
+// channel of 256 batches; when it is full a batch is dropped, which makes a
+// tier's idea of recency less exact and nothing else. Namespaces: 4096.
+package node
