@@ -84,9 +84,10 @@ var (
 // The values of the labels, so that every series is there from the start.
 var (
 	states     = []string{"opening", "ready", "draining", "closed"}
-	healths    = []string{"closed", "brown-out", "open", "half-open"}
+	healths    = []string{"closed", "brown_out", "open", "half_open"}
 	verdictSet = names(core.Verdicts())
 	causeSet   = names(tier.Causes())
+	dropSet    = core.DropCauses[:]
 )
 
 func names[T interface{ String() string }](values []T) (out []string) {
@@ -185,7 +186,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		num(tierWritten, t.WrittenBlocks, t.Name)
 		byName(tierFailures, causeSet, t.Failures, t.Name)
 		num(tierCorrupt, t.Corrupt, t.Name)
-		byName(tierDropped, causeSet, t.Dropped, t.Name)
+		byName(tierDropped, dropSet, t.Dropped, t.Name)
 		num(tierLate, t.Late, t.Name)
 		num(tierQueued, int64(t.QueuedReads), t.Name, "read")
 		num(tierQueued, int64(t.QueuedWrites), t.Name, "write")

@@ -10,7 +10,6 @@ type Config struct {
 	Admin        Admin         `yaml:"admin"`
 	Log          Log           `yaml:"log"`
 	DrainTimeout time.Duration `yaml:"drain_timeout" min:"0s" max:"24h" doc:"how long a stop waits for work that is under way"`
-	VerifyOnLoad bool          `yaml:"verify_on_load" doc:"check a block's checksum before each hit on it is answered; costs memory bandwidth"`
 	Core         Core          `yaml:"core"`
 	Limits       Limits        `yaml:"limits"`
 	Tiers        []Tier        `yaml:"tiers"`

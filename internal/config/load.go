@@ -43,6 +43,7 @@ type Assignment struct {
 // Input is what Load merges.
 type Input struct {
 	Socket       string // default of socket
+	SocketErr    error  // why there is none; a fault only when nobody sets socket
 	Types        Types
 	DefaultTiers []string // types of the tiers when nobody gives any
 
@@ -53,7 +54,7 @@ type Input struct {
 
 // Load merges all sources and checks the result. Its error is Faults.
 func Load(in Input) (*Config, error) {
-	l := loader{types: in.Types, cfg: defaults(in)}
+	l := loader{in: in, types: in.Types, cfg: defaults(in)}
 	file, env := in.File, map[string]string{}
 	for _, kv := range in.Env {
 		if k, v, ok := strings.Cut(kv, "="); ok && strings.HasPrefix(k, EnvPrefix) && k != envTestdata {
@@ -100,6 +101,7 @@ func defaults(in Input) *Config {
 }
 
 type loader struct {
+	in     Input
 	cfg    *Config
 	types  Types
 	faults Faults

@@ -27,6 +27,8 @@ func (l *loader) validate() {
 		l.fault(path, value, c.Source(path), "%s", problem)
 	}
 	switch {
+	case c.Socket == "" && l.in.SocketErr != nil && c.Source("socket") == "":
+		bad("socket", "has no default here: "+l.in.SocketErr.Error())
 	case c.Socket == "":
 		bad("socket", "is empty; give the path of a unix socket")
 	case len(c.Socket) > socketPathMax:
