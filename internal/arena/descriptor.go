@@ -30,11 +30,11 @@ func SendFD(conn *net.UnixConn, payload []byte, f *os.File) error {
 
 // RecvFD reads up to len(buf) bytes, above 0, and the descriptor that came
 // with them, close-on-exec, or nil if none did. It obeys the connection's read
-// deadline and answers io.EOF (wrapped) at the end of the stream.
-// The file is the caller's to close. One read never spans two descriptors, but
-// a plain Read would drop the one it meets, so the reader of a connection that
-// may carry descriptors uses RecvFD for every read. A message
-// with more than one is ErrDescriptors, and none of them stays open.
+// deadline and answers io.EOF (wrapped) at the end of the stream. The file is
+// the caller's to close. One read never spans two descriptors, but a plain Read
+// would drop the one it meets, so the reader of a connection that may carry
+// descriptors uses RecvFD for every read. A message with more than one is
+// ErrDescriptors, and none of them stays open.
 func RecvFD(conn *net.UnixConn, buf []byte) (n int, _ *os.File, err error) {
 	if len(buf) == 0 {
 		return 0, nil, errors.New("receive descriptor: empty buffer")

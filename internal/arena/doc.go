@@ -22,17 +22,17 @@
 // the region that nobody else has, with an OFD lock on one byte offset that
 // nobody else has. The kernel drops an OFD lock when the last reference to its
 // description is gone, and both a descriptor and a mapping are references, also
-// those that a fork has copied. So after the node has closed its own copy (HandOver), the
-// lock is held exactly as long as some process can still write through this
-// attach, whatever became of the process that asked for it. A descriptor that
-// is still under way in a socket counts too.
+// those that a fork has copied. So after the node has closed its own copy
+// (HandOver), the lock is held exactly as long as some process can still write
+// through this attach, whatever became of the process that asked for it. A
+// descriptor that is still under way in a socket counts too.
 //
 // What this does not see: a process that opens the descriptor anew through
-// /proc (the region's mode allows that to the node's own user only) gets a
-// description without a lock, and devices that were given the pages (GPU
-// or RDMA registrations, io_uring buffers) are stopped by the kernel as the
-// process exits, not by this lock. An engine is trusted with both, as it is trusted not to
-// write outside its reservations.
+// /proc gets a description without a lock (the region's mode allows it to the
+// node's own user only). Devices that were given the pages, by GPU or RDMA
+// registrations or io_uring buffers, hold no reference either; the kernel stops
+// them while the process exits. An engine is trusted with both, as it is
+// trusted not to write outside its reservations.
 //
 // # Goroutines and bounds
 //

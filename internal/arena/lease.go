@@ -44,7 +44,7 @@ type Lease struct {
 	arena  *Arena
 	offset int64
 
-	// Both guarded by arena.mu.
+	// Guarded by arena.mu.
 	file     *os.File // nil once handed over
 	quiet    bool     // the lock has been seen free; whoever locks the byte now is not this attach
 	released bool

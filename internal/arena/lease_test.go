@@ -292,6 +292,14 @@ func TestForeignLocks(t *testing.T) {
 	if next := newLease(t, a); next.Offset() != 5 {
 		t.Errorf("next lease locks byte %d, want 5", next.Offset())
 	}
+	// Once it lets go, the bytes that were passed over are used again.
+	unlock := unix.Flock_t{Type: unix.F_UNLCK, Start: 2, Len: 3}
+	if err := unix.FcntlFlock(l.File().Fd(), unix.F_OFD_SETLK, &unlock); err != nil {
+		t.Fatal(err)
+	}
+	if next := newLease(t, a); next.Offset() != 2 {
+		t.Errorf("next lease locks byte %d, want 2", next.Offset())
+	}
 	if err := lock(100, 0); err != nil { // to the end
 		t.Fatal(err)
 	}

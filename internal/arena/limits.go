@@ -12,13 +12,13 @@ import (
 )
 
 // keepBytes is what the node needs beside the region: page tables (8 bytes a
-// page of 4096) and a small heap. It is no promise, only the line
-// below which the kernel is sure to kill the node while it populates.
+// page of 4096) and a small heap. It is no promise, only the line below which
+// the kernel is sure to kill the node while it populates.
 func keepBytes(size int64) int64 { return size/512 + 32<<20 }
 
 // checkMemory refuses a region that cannot be populated. Files that are
-// absent or unreadable set no limit: the check spares an operator a
-// killed process, it is not what keeps anybody safe.
+// absent or unreadable set no limit: the check spares an operator a killed
+// process, it is not what keeps anybody safe.
 func checkMemory(o *Options) error {
 	check := func(free int64, hint, format string, args ...any) error {
 		free, keep := max(free, 0), keepBytes(o.Size)
@@ -76,9 +76,9 @@ type cgroup struct {
 }
 
 // cgroups lists the process's memory cgroups and all above them, since each
-// ancestor's limit holds as well. In a container without a namespace
-// of its own the path that the kernel tells does not exist below the root,
-// which then is the container's cgroup: the walk ends there in any case.
+// ancestor's limit holds as well. In a container without a namespace of its
+// own the path that the kernel tells does not exist below the root, which then
+// is the container's cgroup: the walk ends there in any case.
 func cgroups(o *Options) (out []cgroup) {
 	data, err := os.ReadFile(filepath.Join(o.procRoot, "self/cgroup"))
 	if err != nil {

@@ -17,8 +17,8 @@ type Mapping struct {
 
 // Map maps the region that the node has passed as f. It first checks that the
 // region is size bytes and sealed against shrinking, so that no access to the
-// mapping can fault whatever anybody else does; ErrNotRegion if not. f stays the caller's and
-// may be closed at once: the mapping alone holds the lease.
+// mapping can fault whatever anybody else does; ErrNotRegion if not. f stays
+// the caller's and may be closed at once: the mapping alone holds the lease.
 func Map(f *os.File, size int64) (*Mapping, error) {
 	defer runtime.KeepAlive(f)
 	if size <= 0 || int64(int(size)) != size {
