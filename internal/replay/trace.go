@@ -23,7 +23,7 @@ import (
 // can take.
 const (
 	lineBytesMax = 4 << 20 // one line, decompressed
-	blocksMax    = 1 << 18 // full blocks of one request
+	blocksMax    = 1 << 17 // full blocks of one request; also what one lookup may carry
 	idMax        = 1 << 62
 	timeMSMax    = 9e12     // milliseconds; fits a Duration
 	tokensMax    = 1 << 40  // of one prompt
