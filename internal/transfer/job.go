@@ -87,6 +87,7 @@ type chunk struct {
 	called  bool          // the tier was asked
 	panics  bool          // and panicked: its goroutines may have the slices still
 	overdue bool          // outlived the deadline; counted as a failure then
+	asideBy time.Time     // when setting corrupt copies aside must end
 }
 
 // add makes a unit part of the chunk.
@@ -98,7 +99,7 @@ func (ch *chunk) add(i int) {
 
 // prepare sets the items as the job gave them, also before a retry.
 func (ch *chunk) prepare() {
-	ch.took, ch.called = 0, false
+	ch.took, ch.called, ch.asideBy = 0, false, time.Time{}
 	for k, i := range ch.index {
 		if len(ch.job.items) == 0 {
 			ch.items[k] = tier.Item{}

@@ -25,6 +25,7 @@ func TestReadWriteProbe(t *testing.T) {
 		l, r := newTestLane(t, &fakeTier{}, Options{BatchItems: 4})
 		defer mustClose(t, l)
 		rd, wr := newJob(1, Read, 10, time.Minute), newJob(2, Write, 10, time.Minute)
+		rd.Items[4].Err = errors.New("of an earlier use")
 		must(t, l.Submit(rd))
 		must(t, l.Submit(wr))
 		must(t, l.SubmitProbe(newProbe(3, time.Minute)))
@@ -604,8 +605,8 @@ func TestChecksums(t *testing.T) {
 			items[1].Buf[3]++ // flipped
 			items[2].Sum = 0  // neither done nor failed
 			other := make([]byte, testBlock)
-			items[3].Buf = other // right bytes, but not in the slot
-			items[3].Sum = crc64nvme.Checksum(other) + 1
+			items[3].Buf = other // good bytes, but not in the slot
+			items[3].Sum = crc64nvme.Checksum(other)
 			items[4].Err = tier.ErrNotFound
 		}
 		f.write = func(_ context.Context, items []tier.Item) {
@@ -1306,7 +1307,11 @@ func TestCloseCancelsStragglers(t *testing.T) {
 		if err := l.Close(ctx); err == nil {
 			t.Error("no error")
 		}
+		start := time.Now()
 		mustClose(t, l)
+		if d := time.Since(start); d != 0 {
+			t.Errorf("the call went on for %v", d)
+		}
 		if res := r.ended(1, 1); res[0].Err != ErrCancelled {
 			t.Error(res)
 		}
@@ -1383,4 +1388,84 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s is not in %v", f, err)
 		}
 	}
+}
+
+// Calls from before an opening say nothing about the states after it, even if
+// they are inside their deadline.
+func TestCallsOfThePast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, good := range []bool{true, false} {
+			let := make(chan struct{})
+			f := &fakeTier{read: func(_ context.Context, items []tier.Item) {
+				if items[0].Key == testKey(1, 0) {
+					<-let
+					if fill(&items[0]); good {
+						return
+					}
+				}
+				items[0].Err = fail(tier.ClassPermanent, tier.CauseIO)
+			}}
+			l, r := newTestLane(t, f, Options{Breaker: BreakerOptions{MinCalls: 2, Trials: 1}})
+			must(t, l.Submit(newJob(1, Read, 1, time.Hour)))
+			must(t, l.Submit(newJob(2, Read, 1, time.Hour)))
+			must(t, l.Submit(newJob(3, Read, 1, time.Hour)))
+			pause(2 * time.Second)
+			if l.State(Read) != StateHalfOpen {
+				t.Fatal(l.State(Read))
+			}
+			must(t, l.Submit(newJob(4, Read, 1, time.Hour))) // the trial does not wait for it
+			pause(3 * time.Second)
+			if r.ended(4, 1); l.Stats().Read.Openings != 2 || l.State(Read) != StateHalfOpen {
+				t.Errorf("%+v", l.Stats().Read)
+			}
+			close(let)
+			synctest.Wait()
+			if r.ended(1, 1); l.State(Read) != StateHalfOpen {
+				t.Errorf("good %v: %v", good, l.State(Read))
+			}
+			mustClose(t, l)
+		}
+	})
+}
+
+// What fails while the lane closes is not tried again.
+func TestCloseEndsRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTier{write: func(_ context.Context, items []tier.Item) {
+			time.Sleep(time.Second)
+			items[0].Err = fail(tier.ClassRetryable, tier.CauseIO)
+		}}
+		l, r := newTestLane(t, f, Options{Breaker: calm})
+		must(t, l.Submit(newJob(1, Write, 1, time.Hour)))
+		synctest.Wait()
+		start := time.Now()
+		mustClose(t, l)
+		wantErr(t, r.ended(1, 1)[0].Err, tier.ClassRetryable, tier.CauseIO)
+		if d := time.Since(start); d != time.Second {
+			t.Errorf("Close took %v", d)
+		}
+	})
+}
+
+// Errors that cannot be asked what they are fail their item only.
+func TestUnusableErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTier{read: func(_ context.Context, items []tier.Item) {
+			for i := range items {
+				fill(&items[i])
+			}
+			items[0].Err = (*tier.Error)(nil)
+			items[1].Err = &tier.Error{Class: 99, Cause: 99, Err: errors.New("odd")}
+			items[2].Err = &tier.Error{Class: tier.ClassPermanent} // nothing inside
+		}}
+		l, r := newTestLane(t, f, Options{Breaker: calm})
+		defer mustClose(t, l)
+		must(t, l.Submit(newJob(1, Read, 4, time.Hour)))
+		synctest.Wait()
+		for i, res := range r.ended(1, 4) {
+			if (res.Err == nil) != (i == 3) {
+				t.Errorf("item %d: %v", i, res.Err)
+			}
+		}
+	})
 }

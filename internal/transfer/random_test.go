@@ -31,14 +31,22 @@ func TestRandom(t *testing.T) {
 		return
 	}
 	fresh := uint64(time.Now().UnixNano())
+	seed := uint64(0)
+	defer func() {
+		if r := recover(); r != nil || t.Failed() {
+			t.Logf("replay with -run TestRandom -transfer.seed %d", seed)
+			if r != nil {
+				panic(r)
+			}
+		}
+	}()
 	for i := range uint64(*seedsFlag) {
-		seed := 1 + i/2
+		seed = 1 + i/2
 		if i%2 == 1 {
 			seed = fresh + i
 		}
-		randomRun(t, seed)
-		if t.Failed() {
-			t.Fatalf("replay with -run TestRandom -transfer.seed %d", seed)
+		if randomRun(t, seed); t.Failed() {
+			return
 		}
 	}
 }
@@ -259,7 +267,7 @@ func randomRun(t *testing.T, seed uint64) {
 		const ops = 250
 		closeAt := ops
 		if rng.IntN(3) == 0 {
-			closeAt = rng.IntN(ops)
+			closeAt = 1 + rng.IntN(ops-1)
 		}
 		closed := make(chan error, 1)
 		refused := map[string]int{}

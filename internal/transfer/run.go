@@ -11,8 +11,8 @@ import (
 	"github.com/terrace-kv/terrace/tier"
 )
 
-// setAsideTimeout bounds the wait for a tier to set a corrupt copy aside. The
-// report waits for it, so that nobody finds the same copy again.
+// setAsideTimeout bounds the wait for a tier to set the corrupt copies of a call
+// aside. The report waits for it, so that nobody finds the same copy again.
 const setAsideTimeout = 5 * time.Second
 
 var (
@@ -67,7 +67,7 @@ func (l *Lane) cutLocked(q *queue) *chunk {
 			l.wakeKeeper() // to report it: this worker may be long
 			continue
 		}
-		if q.running >= q.parallel || q.running-q.overdue >= q.br.limit(q.parallel) {
+		if q.running >= q.parallel || q.br.state != StateClosed && l.currentLocked(q) >= q.br.limit(q.parallel) {
 			return nil
 		}
 		room := l.opt.InflightBytes - q.inflight
@@ -101,6 +101,18 @@ func (l *Lane) cutLocked(q *queue) *chunk {
 		return ch
 	}
 	return nil
+}
+
+// currentLocked counts the calls that the breaker's limit is about: inside their
+// deadline and begun since it last opened. A call of before that is still out
+// must not keep the trial waiting.
+func (l *Lane) currentLocked(q *queue) (n int) {
+	for _, p := range l.places {
+		if ch := p.ch; ch != nil && ch.job.q == q && !ch.overdue && ch.epoch == q.br.epoch {
+			n++
+		}
+	}
+	return n
 }
 
 // beginLocked makes the chunk a running call. It wakes another worker, which
@@ -149,11 +161,23 @@ func (l *Lane) run(p *place, ch *chunk) {
 		l.call(ch, ch.items)
 	}
 	for k := range ch.items {
-		if err := ch.items[k].Err; err != nil {
-			ch.items[k].Err = l.timeout(ch, k, err)
-			l.warn.failed(ch.job.q.kind.String(), ch.keyOf(k), ch.items[k].Err)
+		if ch.items[k].Err != nil {
+			l.examine(ch, k)
 		}
 	}
+}
+
+// examine classifies and logs an error for the first time. An error that
+// cannot be asked, such as a nil *tier.Error, must not harm the worker.
+func (l *Lane) examine(ch *chunk, k int) {
+	defer func() {
+		if r := recover(); r != nil {
+			ch.items[k].Err = &tier.Error{Op: ch.job.q.kind.String(), Tier: l.name, Key: ch.keyOf(k), Class: tier.ClassPermanent,
+				Err: fmt.Errorf("the tier gave an unusable error: %v", r), Hint: "this is a bug of the tier"}
+		}
+	}()
+	ch.items[k].Err = l.timeout(ch, k, ch.items[k].Err)
+	l.warn.failed(ch.job.q.kind.String(), ch.keyOf(k), ch.items[k].Err)
 }
 
 // call asks the tier for items, which are some of the chunk's. A panic fails
@@ -242,6 +266,9 @@ func (l *Lane) checkRead(p *place, ch *chunk, k int) {
 	l.mu.Lock()
 	p.op, p.key, p.since = "set_aside", own.Key, time.Now()
 	l.mu.Unlock()
+	if ch.asideBy.IsZero() {
+		ch.asideBy = time.Now().Add(setAsideTimeout)
+	}
 	err := l.putAside(aside, ch, k, it.Err.Error())
 	l.mu.Lock()
 	if l.setAside++; err != nil {
@@ -260,7 +287,7 @@ func (l *Lane) putAside(aside tier.SetAsider, ch *chunk, k int, why string) (err
 			err = fmt.Errorf("the tier panicked: %v", r)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ch.job.ctx), setAsideTimeout)
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ch.job.ctx), ch.asideBy)
 	defer cancel()
 	return aside.SetAside(ctx, ch.job.ns, ch.keyOf(k), why)
 }
