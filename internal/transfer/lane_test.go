@@ -1469,3 +1469,30 @@ func TestUnusableErrors(t *testing.T) {
 		}
 	})
 }
+
+// In brown-out a hung call does not use up what little is allowed.
+func TestBrownOutWithHungCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		let := make(chan struct{})
+		f := &fakeTier{write: func(_ context.Context, items []tier.Item) {
+			if items[0].Key == testKey(3, 0) {
+				<-let
+			}
+		}}
+		l, r := newTestLane(t, f, Options{WriteParallel: 3, Breaker: BreakerOptions{MinCalls: 3, BrownShare: 0.3, OpenShare: 0.9, BrownParallel: 1}})
+		defer mustClose(t, l)
+		for id := JobID(1); id <= 3; id++ {
+			must(t, l.Submit(newJob(id, Write, 1, time.Second)))
+		}
+		pause(2 * time.Second)
+		if l.State(Write) != StateBrownOut {
+			t.Fatal(l.State(Write))
+		}
+		must(t, l.Submit(newJob(4, Write, 1, time.Second)))
+		synctest.Wait()
+		if res := r.ended(4, 1); res[0].Err != nil {
+			t.Error(res)
+		}
+		close(let)
+	})
+}
