@@ -1,0 +1,18 @@
+// Package fstier is a tier in a directory: one file a block, published
+// atomically, checked before it is served, and never more bytes than allowed.
+// docs/storage-format.md describes what is on disk.
+//
+// Goroutines: one, the scan, started by Open. It reads directories, fills the
+// index, and ends; Close cancels it and waits for it. Everything else runs on
+// the callers' goroutines; Close waits for them too, bounded by its ctx.
+//
+// Locks, in the order in which they are taken: namespaceMu, a stripe, the
+// quarantine's, the usage file's, mu. The last one guards index and accounts
+// and is never held during I/O. A stripe covers the keys that hash to it and
+// is held while a file's name and its index entry change together; reads do
+// not take it. Known and Touch take mu only.
+//
+// Bounds: about 60 bytes of memory a block; 4 KiB for each call under way;
+// quarantineFilesMax files set aside; while the scan runs, 16 bytes more for
+// each block found.
+package fstier

@@ -1,0 +1,652 @@
+package fstier
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/vfs"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// Names under the root.
+const (
+	nameLock       = "LOCK"
+	nameUsage      = "usage"
+	nameTmp        = "tmp"
+	nameQuarantine = "quarantine"
+	nameNamespace  = "namespace.json" // in a namespace's directory
+)
+
+const stripes = 256
+
+// Tier is a directory of block files. It is safe for concurrent use.
+type Tier struct {
+	o       Options
+	fs      vfs.FS
+	log     *slog.Logger
+	info    tier.Info
+	writer  [16]byte // this run's id, in every header and temporary name
+	tmpName string   // prefix of this run's temporary files
+	mode    string
+
+	directFlag int  // O_DIRECT, where it works here
+	tmpfile    bool // O_TMPFILE and linkat work here
+
+	lockFile vfs.File
+	headers  headerPool
+	usage    usageFile
+	complain limiter // one log line a second about broken copies
+
+	stop     context.CancelFunc // of the scan
+	scanOver chan struct{}      // closed when its goroutine has ended
+
+	namespaceMu sync.Mutex // held while a namespace's directories are made
+	stripe      [stripes]sync.Mutex
+	quarantine  quarantine
+
+	mu struct {
+		sync.Mutex
+		closed bool
+		calls  int           // under way
+		idle   chan struct{} // closed when closed is set and calls is 0
+
+		index      index
+		account    account
+		free       freeSpace
+		namespaces map[block.Fingerprint]*namespace
+		byID       []*namespace
+
+		tmpSeq     uint64
+		evicted    int64
+		setAside   int64
+		scanBlocks int64
+		scanError  string
+		foreign    struct{ files, bytes int64 }
+	}
+}
+
+var (
+	_ tier.Tier            = (*Tier)(nil)
+	_ tier.Knower          = (*Tier)(nil)
+	_ tier.Toucher         = (*Tier)(nil)
+	_ tier.NamespaceOpener = (*Tier)(nil)
+	_ tier.SetAsider       = (*Tier)(nil)
+	_ tier.Statser         = (*Tier)(nil)
+)
+
+// Open takes the directory for this node and starts the scan of what is in it.
+// It does not wait for the scan: see Stats.ScanDone. On an error there is
+// nothing to close.
+func Open(ctx context.Context, o Options) (_ *Tier, err error) {
+	var undo []func()
+	defer func() {
+		if err != nil {
+			for i := len(undo) - 1; i >= 0; i-- {
+				undo[i]()
+			}
+		}
+	}()
+	if o.FS != nil {
+		undo = append(undo, func() { _ = o.FS.Close() })
+	}
+	if err := errors.Join(o.Validate(), ctx.Err()); err != nil {
+		return nil, err
+	}
+	o.ensureDefaults()
+	o.Root = filepath.Clean(o.Root)
+	if o.FS == nil {
+		if o.FS, err = openRoot(o.Root); err != nil {
+			return nil, err
+		}
+		undo = append(undo, func() { _ = o.FS.Close() })
+	}
+	t := &Tier{o: o, fs: o.FS, log: o.Logger.With("tier", o.Name), scanOver: make(chan struct{})}
+	t.info = tier.Info{
+		Name: o.Name, Type: "fs", Medium: tier.MediumStorage, Locality: tier.LocalityLocal,
+		ReadParallel: o.Workers, WriteParallel: o.Workers, BatchItems: batchItems, Authoritative: true,
+	}
+	_, _ = rand.Read(t.writer[:]) // never fails
+	t.tmpName = nameTmp + "/" + hex.EncodeToString(t.writer[:]) + "-"
+	t.complain.now = o.Now
+	t.mu.idle = make(chan struct{})
+	t.mu.index = newIndex()
+	t.mu.namespaces = map[block.Fingerprint]*namespace{}
+	undo = append(undo, t.headers.close)
+
+	if err := t.takeLock(); err != nil {
+		return nil, err
+	}
+	undo = append(undo, func() { _ = t.lockFile.Close() })
+	for _, dir := range []string{nameTmp, nameQuarantine} {
+		if err := t.makeDir(dir); err != nil {
+			return nil, t.openErr("make directory "+dir, err)
+		}
+	}
+	t.probe()
+	empty, err := t.loadNamespaces()
+	if err != nil {
+		return nil, t.openErr("list", err)
+	}
+	if err := t.loadQuarantine(); err != nil {
+		return nil, t.openErr("list quarantine of", err)
+	}
+	if err := t.openUsage(); err != nil {
+		return nil, t.openErr("open usage file of", err)
+	}
+	undo = append(undo, func() { _ = t.usage.file.Close() })
+
+	scanCtx, stop := context.WithCancel(context.Background())
+	t.stop = stop
+	if empty {
+		// Nothing to wait for, so the first write must not be refused.
+		t.scan(scanCtx)
+	}
+	go func() {
+		defer close(t.scanOver)
+		if !empty || t.Stats().ScanError != "" {
+			t.scanLoop(scanCtx)
+		}
+	}()
+	t.log.Info("opened", "root", o.Root, "mode", t.mode, "capacity_bytes", o.Capacity, "free_floor_bytes", max(o.MinFree, 0), "namespaces", len(t.mu.byID))
+	return t, nil
+}
+
+// openRoot makes and opens the root, and says in words what is wrong with it.
+func openRoot(root string) (vfs.FS, error) {
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		st, serr := os.Lstat(root)
+		switch {
+		case serr == nil && st.Mode()&os.ModeSymlink != 0:
+			return nil, fmt.Errorf("fs tier: root %s is a symbolic link that leads to no directory: set root to a directory", root)
+		case serr == nil && !st.IsDir():
+			return nil, fmt.Errorf("fs tier: root %s is not a directory (%s): set root to a directory", root, st.Mode().Type())
+		}
+		return nil, fmt.Errorf("fs tier: make root: %w: make it, or set root to a directory that this user may write", err)
+	}
+	if st, err := os.Lstat(root); err == nil && st.Mode()&os.ModeSymlink != 0 {
+		target, _ := os.Readlink(root)
+		return nil, fmt.Errorf("fs tier: root %s is a symbolic link: set root to where it leads (%s)", root, target)
+	}
+	f, err := vfs.OpenRoot(root)
+	if err != nil {
+		return nil, fmt.Errorf("fs tier: open root: %w: this user needs read and write permission on it", err)
+	}
+	return f, nil
+}
+
+// openErr wraps an error of Open.
+func (t *Tier) openErr(doing string, err error) error {
+	hint := hintFor(err)
+	if hint != "" {
+		hint = " (" + hint + ")"
+	}
+	return fmt.Errorf("fs tier %s: %s root %s: %w%s", t.o.Name, doing, t.o.Root, err, hint)
+}
+
+// takeLock makes the root this node's own.
+func (t *Tier) takeLock() error {
+	for {
+		f, err := t.fs.Open(nameLock, unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+		if err != nil {
+			return t.openErr("open lock file of", err)
+		}
+		if err := f.Lock(); err != nil {
+			buf := make([]byte, 256)
+			n, _ := vfs.ReadFull(f, [][]byte{buf}, 0)
+			_ = f.Close()
+			if errors.Is(err, unix.EAGAIN) {
+				holder := strings.Join(strings.Fields(string(buf[:n])), " ")
+				return fmt.Errorf("fs tier %s: root %s is in use by another node (%s): stop that one, or give this one another root", t.o.Name, t.o.Root, holder)
+			}
+			return t.openErr("lock", err)
+		}
+		// The name may lead to another file by now, whose lock someone else has.
+		st, err := f.Stat()
+		if err != nil {
+			_ = f.Close()
+			return t.openErr("stat lock file of", err)
+		}
+		if at, err := t.fs.Lstat(nameLock); err != nil || at.Ino != st.Ino {
+			_ = f.Close()
+			continue
+		}
+		// Who has it is for people only; a full disk must not keep us out.
+		host, _ := os.Hostname()
+		who := fmt.Sprintf("%-255s\n", fmt.Sprintf("pid %d on %s since %s", os.Getpid(), host, t.o.Now().UTC().Format("2006-01-02T15:04:05Z")))
+		_ = vfs.WriteAll(f, [][]byte{[]byte(who[:min(len(who), 256)])}, 0)
+		_ = f.Sync()
+		st, err = f.Stat()
+		if err != nil {
+			_ = f.Close()
+			return t.openErr("stat lock file of", err)
+		}
+		t.mu.account.found(st.Bytes)
+		t.lockFile = f
+		return nil
+	}
+}
+
+// makeDir makes a directory, or finds it made.
+func (t *Tier) makeDir(name string) error {
+	err := t.fs.Mkdir(name, 0o700)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	st, err := t.fs.Lstat(name)
+	if err == nil && !st.Dir() {
+		err = fmt.Errorf("%s is not a directory: remove it", name)
+	}
+	return err
+}
+
+// probe finds out by doing whether O_DIRECT and O_TMPFILE work here, and how
+// many bytes the file system charges for a small block.
+func (t *Tier) probe() {
+	hdr, data, back := t.headers.get(), t.headers.get(), t.headers.get()
+	defer func() {
+		t.headers.put(hdr)
+		t.headers.put(data)
+		t.headers.put(back)
+	}()
+	name := t.tmpName + "probe"
+	try := func(flag int) (charged int64, err error) {
+		for i := range data {
+			data[i] = byte(i) ^ t.writer[0]
+		}
+		(&header{length: headerSize}).encode(hdr)
+		f, err := t.fs.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|flag, 0o600)
+		if err != nil {
+			return 0, err
+		}
+		defer func() {
+			_ = f.Close()
+			_ = t.fs.Remove(name)
+		}()
+		if err := vfs.WriteAll(f, [][]byte{hdr, data}, 0); err != nil {
+			return 0, err
+		}
+		if n, err := vfs.ReadFull(f, [][]byte{back}, headerSize); err != nil || n != headerSize || string(back) != string(data) {
+			return 0, fmt.Errorf("read back %d bytes: %w", n, err)
+		}
+		st, err := f.Stat()
+		return st.Bytes, err
+	}
+	io := "O_DIRECT"
+	t.directFlag = unix.O_DIRECT
+	charged, err := try(unix.O_DIRECT)
+	if err != nil {
+		io, t.directFlag = "buffered", 0
+		t.log.Info("no direct I/O here; buffered I/O is used", "root", t.o.Root, "why", err)
+		charged, _ = try(0)
+	}
+	t.mu.account.learn(charged - fileSize(headerSize))
+
+	publish := "rename"
+	if f, err := t.fs.Open(nameTmp, unix.O_WRONLY|unix.O_TMPFILE, 0o600); err == nil {
+		if err := t.fs.Link(f, name); err == nil {
+			_ = t.fs.Remove(name)
+			publish, t.tmpfile = "O_TMPFILE", true
+		}
+		_ = f.Close()
+	}
+	t.mode = io + ", " + publish + ", sync " + t.o.Sync
+}
+
+// enter admits a call.
+func (t *Tier) enter() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		return tier.ErrClosed
+	}
+	t.mu.calls++
+	return nil
+}
+
+func (t *Tier) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.calls--; t.mu.calls == 0 && t.mu.closed {
+		close(t.mu.idle)
+	}
+}
+
+// Close is in tier.Tier. When ctx ends before the calls do, it says so and
+// leaves descriptors and the lock to the end of the process, since the calls
+// still use them.
+func (t *Tier) Close(ctx context.Context) error {
+	t.mu.Lock()
+	if t.mu.closed {
+		t.mu.Unlock()
+		return tier.ErrClosed
+	}
+	t.mu.closed = true
+	if t.mu.calls == 0 {
+		close(t.mu.idle)
+	}
+	t.mu.Unlock()
+	t.stop()
+	for _, over := range []chan struct{}{t.scanOver, t.mu.idle} {
+		select {
+		case <-over:
+			continue
+		default: // what is over is not late
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			return fmt.Errorf("close fs tier %s: %d calls on %s are still under way: %w", t.o.Name, t.mu.calls, t.o.Root, ctx.Err())
+		}
+	}
+	err := t.closeUsage()
+	t.headers.close()
+	return errors.Join(err, t.lockFile.Close(), t.fs.Close())
+}
+
+// Info is in tier.Tier.
+func (t *Tier) Info() tier.Info { return t.info }
+
+// Stats is in tier.Statser.
+func (t *Tier) Stats() tier.Stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return tier.Stats{
+		Mode: t.mode, Where: t.o.Root,
+		Blocks:    int64(t.mu.index.table.Len()),
+		UsedBytes: t.mu.account.used(), CapacityBytes: t.o.Capacity,
+		Evicted: t.mu.evicted, SetAside: t.mu.setAside,
+		ScanDone: t.mu.account.scanned, ScanBlocks: t.mu.scanBlocks, ScanError: t.mu.scanError,
+	}
+}
+
+// Foreign tells the files under the root that the scan could not place, which
+// count as used and are otherwise left alone.
+func (t *Tier) Foreign() (files, bytes int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.foreign.files, t.mu.foreign.bytes
+}
+
+// ScanDone is closed when the scan's goroutine has ended, after success or
+// with Close.
+func (t *Tier) ScanDone() <-chan struct{} { return t.scanOver }
+
+// findLocked returns a namespace, or nil, and a block's handle, or 0.
+func (t *Tier) findLocked(fp block.Fingerprint, key *block.Key) (*namespace, uint32) {
+	n := t.mu.namespaces[fp]
+	if n == nil {
+		return nil, 0
+	}
+	return n, t.mu.index.find(n.id, key)
+}
+
+// presenceLocked is what the index says of a handle in a namespace.
+func (t *Tier) presenceLocked(n *namespace, h uint32) tier.Presence {
+	switch {
+	case h != 0 && t.mu.index.at(h).usable():
+		return tier.Present
+	case h != 0 || n == nil || t.mu.account.scanned:
+		return tier.Absent
+	}
+	return tier.Unknown
+}
+
+// Known is in tier.Knower. It answers Unknown only until the scan is done.
+func (t *Tier) Known(ns *block.Namespace, keys []block.Key, out []tier.Presence) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.mu.namespaces[ns.Fingerprint()]
+	for i := range keys {
+		var h uint32
+		if n != nil {
+			h = t.mu.index.find(n.id, &keys[i])
+		}
+		out[i] = t.presenceLocked(n, h)
+	}
+}
+
+// Touch is in tier.Toucher.
+func (t *Tier) Touch(ns *block.Namespace, keys []block.Key) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.mu.namespaces[ns.Fingerprint()]
+	if n == nil {
+		return
+	}
+	for i := range keys {
+		if h := t.mu.index.find(n.id, &keys[i]); h != 0 {
+			t.mu.index.touch(h)
+		}
+	}
+}
+
+// Contains is in tier.Tier. It does I/O, one lstat, only for keys that the
+// index does not know while the scan runs.
+func (t *Tier) Contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.leave()
+	for i := range keys {
+		t.mu.Lock()
+		n, h := t.findLocked(ns.Fingerprint(), &keys[i])
+		p := t.presenceLocked(n, h)
+		t.mu.Unlock()
+		if p == tier.Unknown {
+			if err := ctx.Err(); err != nil {
+				return t.cancelled("probe", keys[i], err)
+			}
+			var err error
+			if p, err = t.adopt(n, keys[i], ns.BlockBytes(keys[i].Group())); err != nil {
+				return t.fail("probe", keys[i], err)
+			}
+		}
+		found[i] = p == tier.Present
+	}
+	return nil
+}
+
+// adopt looks for a block's file, which the index does not know yet.
+func (t *Tier) adopt(n *namespace, key block.Key, length int) (tier.Presence, error) {
+	mu := t.stripeOf(n, &key)
+	mu.Lock()
+	defer mu.Unlock()
+	p, _, err := t.adoptLocked(n, key, length)
+	return p, err
+}
+
+// adoptLocked is adopt under the key's stripe. It also gives the new entry's
+// handle, or 0. With length 0 the block's length is not known.
+func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presence, finding, error) {
+	t.mu.Lock()
+	h := t.mu.index.find(n.id, &key)
+	p := t.presenceLocked(n, h)
+	t.mu.Unlock()
+	if h != 0 {
+		return p, finding{}, nil
+	}
+	st, err := t.fs.Lstat(n.file(key))
+	switch {
+	case gone(err):
+		return tier.Absent, finding{}, nil
+	case err != nil:
+		return tier.Unknown, finding{}, err
+	case !st.Regular():
+		return tier.Absent, finding{foreign: st.Dir()}, nil
+	case key.Group() >= block.GroupsMax:
+		return tier.Absent, finding{foreign: true}, nil
+	case (length > 0 && st.Size != fileSize(length)) || st.Size < 2*headerSize || st.Size%headerSize != 0:
+		_ = t.setAsideLocked(n, key, fmt.Sprintf("file has %d bytes, a block of %d needs %d", st.Size, length, fileSize(length)))
+		return tier.Absent, finding{}, nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h = t.addLocked(n, &key, st.Bytes, flagOld); h == 0 {
+		return tier.Absent, finding{foreign: true}, nil
+	}
+	t.mu.account.found(st.Bytes)
+	return tier.Present, finding{handle: h, mtime: st.Mtime}, nil
+}
+
+// finding is what the scan wants to know of a file.
+type finding struct {
+	handle  uint32 // of the new entry
+	mtime   int64
+	foreign bool // the file is none of ours
+}
+
+// addLocked inserts a block and counts it for its namespace.
+func (t *Tier) addLocked(n *namespace, key *block.Key, bytes int64, flags uint8) uint32 {
+	h := t.mu.index.add(n.id, key, bytes, flags)
+	if h != 0 {
+		n.blocks++
+		n.bytes += bytes
+	}
+	return h
+}
+
+// dropLocked forgets a block whose file is gone.
+func (t *Tier) dropLocked(n *namespace, h uint32) {
+	bytes := t.mu.index.remove(h)
+	n.blocks--
+	n.bytes -= bytes
+	t.mu.account.add(-bytes)
+}
+
+// Delete is in tier.Tier. It goes on after a failure and returns the first.
+func (t *Tier) Delete(ctx context.Context, ns *block.Namespace, keys []block.Key) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.leave()
+	var first error
+	for _, key := range keys {
+		if err := ctx.Err(); err != nil {
+			return t.cancelled("delete", key, err)
+		}
+		t.mu.Lock()
+		n, h := t.findLocked(ns.Fingerprint(), &key)
+		p := t.presenceLocked(n, h)
+		t.mu.Unlock()
+		if h == 0 && p == tier.Absent {
+			continue
+		}
+		if err := t.remove(n, key); err != nil && first == nil {
+			first = t.fail("delete", key, err)
+		}
+	}
+	return first
+}
+
+// remove removes a block's file and its entry, in any state.
+func (t *Tier) remove(n *namespace, key block.Key) error {
+	mu := t.stripeOf(n, &key)
+	mu.Lock()
+	defer mu.Unlock()
+	var unknown int64 // bytes of a file that only the restart's bound counts
+	t.mu.Lock()
+	h := t.mu.index.find(n.id, &key)
+	t.mu.Unlock()
+	if h == 0 {
+		st, err := t.fs.Lstat(n.file(key))
+		if gone(err) || (err == nil && st.Dir()) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		unknown = st.Bytes
+	}
+	if err := t.fs.Remove(n.file(key)); err != nil && !gone(err) {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h != 0 {
+		t.dropLocked(n, h)
+	} else {
+		t.mu.account.lost(unknown)
+	}
+	return nil
+}
+
+// gone says that there is no file of this name: nothing, or nothing that can
+// be a block's file.
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR)
+}
+
+func (t *Tier) stripeOf(n *namespace, key *block.Key) *sync.Mutex {
+	return &t.stripe[key.Mix(uint64(n.id))%stripes]
+}
+
+// fail classifies an error of the file system.
+func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
+	var te *tier.Error
+	if errors.As(err, &te) {
+		return te
+	}
+	e := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: tier.CauseOther, Err: err, Hint: hintFor(err)}
+	switch {
+	case errIs(err, unix.ENOSPC, unix.EDQUOT):
+		e.Cause = tier.CauseNoSpace
+	case errIs(err, unix.EACCES, unix.EPERM):
+		e.Cause = tier.CausePermission
+	case errIs(err, unix.EROFS):
+		e.Cause = tier.CauseReadOnly
+	case errIs(err, unix.EIO):
+		e.Class, e.Cause = tier.ClassRetryable, tier.CauseIO
+	case errIs(err, unix.EMFILE, unix.ENFILE):
+		e.Class, e.Cause = tier.ClassRetryable, tier.CauseDescriptors
+	case errIs(err, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ESTALE, unix.ETIMEDOUT, unix.ENOENT):
+		e.Class = tier.ClassRetryable
+	}
+	return e
+}
+
+func errIs(err error, any ...unix.Errno) bool {
+	for _, e := range any {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// hintFor is what an operator can do.
+func hintFor(err error) string {
+	switch {
+	case errIs(err, unix.ENOSPC, unix.EDQUOT):
+		return "free some space, or lower the tier's capacity"
+	case errIs(err, unix.EACCES, unix.EPERM):
+		return "check owner and mode of the files under root"
+	case errIs(err, unix.EROFS):
+		return "the file system is mounted read-only"
+	case errIs(err, unix.EMFILE, unix.ENFILE):
+		return "raise the limit on open files"
+	case errIs(err, unix.EIO):
+		return "check the disk"
+	}
+	return ""
+}
+
+func (t *Tier) cancelled(op string, key block.Key, err error) *tier.Error {
+	e := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassCancelled, Err: err}
+	if errors.Is(err, context.DeadlineExceeded) {
+		e.Cause = tier.CauseTimeout
+	}
+	return e
+}

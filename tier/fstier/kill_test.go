@@ -1,0 +1,3 @@
+package fstier
+
+func writerMain(string) {}

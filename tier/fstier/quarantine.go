@@ -1,0 +1,177 @@
+package fstier
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// quarantine is the directory of copies that were set aside. Its names begin
+// with the time, so that they sort by age.
+type quarantine struct {
+	mu      sync.Mutex // held during I/O
+	files   []aside    // oldest first
+	bytes   int64
+	removed int64 // files removed for room
+}
+
+type aside struct {
+	name  string
+	bytes int64
+}
+
+// loadQuarantine finds what earlier runs set aside.
+func (t *Tier) loadQuarantine() error {
+	q := &t.quarantine
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	err := t.fs.ReadDir(nameQuarantine, func(base string) error {
+		st, err := t.fs.Lstat(nameQuarantine + "/" + base)
+		if err == nil && st.Regular() {
+			q.files = append(q.files, aside{base, st.Bytes})
+			q.bytes += st.Bytes
+		}
+		return nil
+	})
+	slices.SortFunc(q.files, func(a, b aside) int { return strings.Compare(a.name, b.name) })
+	t.mu.account.found(q.bytes)
+	t.pruneLocked()
+	return err
+}
+
+// pruneLocked keeps the quarantine within its bounds; the newest file stays.
+func (t *Tier) pruneLocked() {
+	q := &t.quarantine
+	most := int64(quarantineBytesMax)
+	if t.o.Capacity > 0 {
+		most = t.o.Capacity / 100
+	}
+	for len(q.files) > quarantineFilesMax || (q.bytes > most && len(q.files) > 1) {
+		old := q.files[0]
+		if err := t.fs.Remove(nameQuarantine + "/" + old.name); err != nil && !gone(err) {
+			t.log.Warn("cannot remove the oldest file of the quarantine", "path", t.path(nameQuarantine, old.name), "error", err)
+			return
+		}
+		q.files = slices.Delete(q.files, 0, 1)
+		q.bytes -= old.bytes
+		q.removed++
+		t.mu.Lock()
+		t.mu.account.add(-old.bytes)
+		t.mu.Unlock()
+		t.log.Info("removed the oldest file of the quarantine for room", "path", t.path(nameQuarantine, old.name), "removed_total", q.removed)
+	}
+}
+
+// Quarantine tells the files that are set aside, their bytes, and how many
+// were removed since Open to keep the bounds.
+func (t *Tier) Quarantine() (files int, bytes, removed int64) {
+	q := &t.quarantine
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.files), q.bytes, q.removed
+}
+
+// SetAside is in tier.SetAsider: the copy goes to the quarantine.
+func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key, why string) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.leave()
+	t.mu.Lock()
+	n, h := t.findLocked(ns.Fingerprint(), &key)
+	p := t.presenceLocked(n, h)
+	t.mu.Unlock()
+	if h == 0 && p == tier.Absent {
+		return nil
+	}
+	mu := t.stripeOf(n, &key)
+	mu.Lock()
+	defer mu.Unlock()
+	if err := t.setAsideLocked(n, key, why); err != nil {
+		return t.fail("set aside", key, err)
+	}
+	return nil
+}
+
+// setAsideLocked moves a block's file to the quarantine, under the key's
+// stripe. The key is absent afterwards, even if the file cannot be moved.
+func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
+	from := n.file(key)
+	var kept int64 // bytes that live on in the quarantine
+	st, err := t.fs.Lstat(from)
+	replaced := err == nil && !st.Regular() // so the block's bytes are gone
+	switch {
+	case err != nil:
+	case st.Dir():
+		err = fmt.Errorf("a directory is in the place of block file %s: remove it", t.path(from))
+	case replaced:
+		err = t.fs.Remove(from)
+		st.Bytes = 0 // links, pipes and their like hold none
+	default:
+		kept, err = t.toQuarantine(n, key, from, st.Bytes)
+	}
+	missing := gone(err)
+
+	t.mu.Lock()
+	h := t.mu.index.find(n.id, &key)
+	switch {
+	case h != 0 && (err == nil || missing || replaced):
+		t.dropLocked(n, h)
+		t.mu.account.add(kept)
+	case h != 0:
+		t.mu.index.at(h).flags |= flagBad
+	case err == nil:
+		t.mu.account.found(kept)
+		t.mu.account.lost(st.Bytes - kept)
+	}
+	if !missing {
+		t.mu.setAside++
+	}
+	t.mu.Unlock()
+
+	if missing {
+		return nil
+	}
+	if ok, dropped := t.complain.allow(); ok {
+		t.log.Warn("a copy is broken and was set aside", "path", t.path(from), "why", why, "error", err, "not_logged", dropped)
+	}
+	t.quarantine.mu.Lock()
+	defer t.quarantine.mu.Unlock()
+	t.pruneLocked()
+	return err
+}
+
+// toQuarantine moves a file, or removes it where that fails. It returns the
+// bytes that the quarantine has more.
+func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, bytes int64) (int64, error) {
+	q := &t.quarantine
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t.mu.Lock()
+	t.mu.tmpSeq++
+	base := fmt.Sprintf("%020d-%d-%.16s-%s", t.o.Now().UnixNano(), t.mu.tmpSeq, n.dir, key)
+	t.mu.Unlock()
+	err := t.fs.Rename(from, nameQuarantine+"/"+base)
+	if err == nil {
+		q.files = append(q.files, aside{base, bytes})
+		q.bytes += bytes
+		return bytes, nil
+	}
+	if t.fs.Remove(from) == nil {
+		return 0, nil
+	}
+	return 0, err
+}
+
+// inQuarantine says whether a file is counted with the quarantine.
+func (t *Tier) inQuarantine(base string) bool {
+	q := &t.quarantine
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.ContainsFunc(q.files, func(a aside) bool { return a.name == base })
+}

@@ -1,0 +1,258 @@
+package fstier
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/terrace-kv/terrace/block"
+)
+
+// scanned is a block that the scan has indexed, for sorting.
+type scanned struct {
+	mtime  int64
+	handle uint32
+}
+
+// scanDepthMax bounds how deep the scan follows directories that are not ours.
+const scanDepthMax = 64
+
+// scanLoop scans until it has worked, for a disk may fail for a while.
+func (t *Tier) scanLoop(ctx context.Context) {
+	for {
+		t.scan(ctx)
+		if t.Stats().ScanDone || ctx.Err() != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(t.o.scanRetry):
+		}
+	}
+}
+
+// scan reads the whole tree once. What it finds is indexed as it goes; when it
+// is through, index and accounts are exact. It can be repeated.
+func (t *Tier) scan(ctx context.Context) {
+	start := t.o.Now()
+	t.mu.Lock()
+	t.mu.account.found(-t.mu.foreign.bytes)
+	t.mu.foreign.files, t.mu.foreign.bytes = 0, 0
+	spaces := slices.Clone(t.mu.byID)
+	t.mu.Unlock()
+
+	s := scan{t: t, ctx: ctx}
+	err := s.root()
+	for _, n := range spaces {
+		if err == nil {
+			err = s.namespace(n)
+		}
+	}
+	if err == nil {
+		err = t.sortOld(ctx, s.found)
+	}
+	t.mu.Lock()
+	files, bytes := t.mu.foreign.files, t.mu.foreign.bytes
+	if err != nil {
+		if ctx.Err() == nil {
+			t.mu.scanError = err.Error()
+		}
+		t.mu.Unlock()
+		if ctx.Err() == nil {
+			t.log.Error("the scan of root failed and will be repeated", "root", t.o.Root, "error", err, "retry_after", t.o.scanRetry)
+		}
+		return
+	}
+	t.mu.account.scanned = true
+	t.mu.scanError = ""
+	blocks, used := t.mu.index.table.Len(), t.mu.account.used()
+	t.mu.Unlock()
+	err = errors.Join(t.trim(ctx), t.tightenUsage())
+	if err != nil {
+		t.log.Warn("after the scan", "root", t.o.Root, "error", err)
+	}
+	t.log.Info("scan done", "root", t.o.Root, "blocks", blocks, "used_bytes", used,
+		"foreign_files", files, "foreign_bytes", bytes, "temporary_files_removed", s.removed, "took", t.o.Now().Sub(start))
+}
+
+// scan is one pass of the scan's goroutine.
+type scan struct {
+	t       *Tier
+	ctx     context.Context
+	found   []scanned
+	removed int // temporary files of dead owners
+}
+
+// root sees to everything but the namespaces' blocks.
+func (s *scan) root() error {
+	return s.t.fs.ReadDir(".", func(name string) error {
+		switch name {
+		case nameLock, nameUsage:
+			return s.ctx.Err() // counted when they were opened
+		case nameTmp:
+			return s.tmp()
+		case nameQuarantine:
+			return s.t.fs.ReadDir(name, func(base string) error {
+				if s.t.inQuarantine(base) {
+					return s.ctx.Err()
+				}
+				return s.foreign(name+"/"+base, 0)
+			})
+		}
+		if fp, ok := parseFingerprint(name); ok {
+			s.t.mu.Lock()
+			n := s.t.mu.namespaces[fp]
+			s.t.mu.Unlock()
+			if n != nil {
+				return s.ctx.Err()
+			}
+		}
+		return s.foreign(name, 0)
+	})
+}
+
+// tmp removes what earlier runs left. The root is this node's alone, so who
+// wrote it is dead.
+func (s *scan) tmp() error {
+	return s.t.fs.ReadDir(nameTmp, func(base string) error {
+		name := nameTmp + "/" + base
+		if strings.HasPrefix(name, s.t.tmpName) {
+			return s.ctx.Err() // this run's, and its write accounts for it
+		}
+		st, err := s.t.fs.Lstat(name)
+		if err == nil && !st.Dir() {
+			if err = s.t.fs.Remove(name); err == nil {
+				s.t.mu.Lock()
+				s.t.mu.account.lost(st.Bytes)
+				s.t.mu.Unlock()
+				s.removed++
+				return s.ctx.Err()
+			}
+		}
+		return s.foreign(name, 0)
+	})
+}
+
+// namespace indexes the blocks of one namespace.
+func (s *scan) namespace(n *namespace) error {
+	err := s.t.fs.ReadDir(n.dir, func(name string) error {
+		if name == nameNamespace {
+			return s.ctx.Err() // counted when it was read or written
+		}
+		path := n.dir + "/" + name
+		if !isShard(name) {
+			return s.foreign(path, 0)
+		}
+		st, err := s.t.fs.Lstat(path)
+		if err != nil || !st.Dir() {
+			return s.foreign(path, 0)
+		}
+		return s.t.fs.ReadDir(path, func(base string) error { return s.block(n, name, base) })
+	})
+	if gone(err) {
+		return nil // somebody removed the directory
+	}
+	return err
+}
+
+func isShard(name string) bool {
+	const hex = "0123456789abcdef"
+	return len(name) == 2 && strings.IndexByte(hex, name[0]) >= 0 && strings.IndexByte(hex, name[1]) >= 0
+}
+
+// block looks at one file of a shard.
+func (s *scan) block(n *namespace, shard, base string) error {
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	t := s.t
+	path := n.dir + "/" + shard + "/" + base
+	key, err := block.ParseKey(base)
+	if err != nil || base[:2] != shard {
+		return s.foreign(path, 0)
+	}
+	t.mu.Lock()
+	length := 0
+	if n.spec != nil && n.spec.Fingerprint() == n.fp {
+		if length = n.spec.BlockBytes(key.Group()); length == 0 {
+			t.mu.Unlock()
+			return s.foreign(path, 0)
+		}
+	}
+	t.mu.Unlock()
+	mu := t.stripeOf(n, &key)
+	mu.Lock()
+	_, f, err := t.adoptLocked(n, key, length)
+	mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", t.path(path), err)
+	}
+	if f.foreign {
+		return s.foreign(path, 0)
+	}
+	if f.handle != 0 {
+		s.found = append(s.found, scanned{f.mtime, f.handle})
+		t.mu.Lock()
+		t.mu.scanBlocks++
+		t.mu.Unlock()
+	}
+	return nil
+}
+
+// foreign counts what is not ours: regular files, also in directories. What
+// cannot be looked at, such as a lost+found of root's, is left out.
+func (s *scan) foreign(path string, depth int) error {
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	st, err := s.t.fs.Lstat(path)
+	if err != nil {
+		return nil
+	}
+	if st.Dir() && depth < scanDepthMax {
+		err := s.t.fs.ReadDir(path, func(base string) error { return s.foreign(path+"/"+base, depth+1) })
+		if s.ctx.Err() != nil {
+			return err
+		}
+		return nil
+	}
+	if st.Regular() {
+		s.t.mu.Lock()
+		s.t.mu.foreign.files++
+		s.t.mu.foreign.bytes += st.Bytes
+		s.t.mu.account.found(st.Bytes)
+		s.t.mu.Unlock()
+	}
+	return nil
+}
+
+// sortOld brings what the scan has found, and nobody has used since, into the
+// order of modification times. The lock is taken for a few entries at a time.
+func (t *Tier) sortOld(ctx context.Context, all []scanned) error {
+	slices.SortFunc(all, func(a, b scanned) int { return cmp.Compare(b.mtime, a.mtime) }) // youngest first
+	const batch = 256
+	for len(all) > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := all[:min(batch, len(all))]
+		all = all[len(part):]
+		t.mu.Lock()
+		x := &t.mu.index
+		for _, f := range part {
+			// The handle may be another block's by now. If that one is old too,
+			// it is moved by its own time later, or has its place by this one.
+			if e := x.at(f.handle); e.flags&flagOld != 0 && e.units != 0 {
+				x.unlink(f.handle)
+				x.linkBack(f.handle)
+			}
+		}
+		t.mu.Unlock()
+	}
+	return nil
+}

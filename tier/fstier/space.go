@@ -1,0 +1,244 @@
+package fstier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// reservation is bytes that a write may use. settle ends it.
+type reservation struct {
+	t     *Tier
+	bytes int64
+}
+
+// settle ends a reservation of which used bytes are in a file now.
+func (r *reservation) settle(used int64) {
+	r.t.mu.Lock()
+	defer r.t.mu.Unlock()
+	r.settleLocked(used)
+}
+
+func (r *reservation) settleLocked(used int64) {
+	if r.bytes > 0 {
+		r.t.mu.account.settle(r.bytes, used)
+		r.bytes = 0
+	}
+}
+
+// freeSpace is the last answer of statfs, less what was reserved since. The
+// tier's mu guards it.
+type freeSpace struct {
+	at    time.Time
+	bytes int64
+	block int64
+}
+
+// reserve makes room for size bytes in one file, evicting what was used least
+// recently, but none of the named keys. After it, capacity, floor and usage
+// file all hold with those bytes in use.
+func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64, n *namespace, named []tier.Item) (*reservation, error) {
+	skip := func(e *entry) bool {
+		if n == nil || e.ns != n.id {
+			return false
+		}
+		for i := range named {
+			if k := &named[i].Key; e.group == k[block.KeySize-1] && e.hash == [block.HashSize]byte(k[:block.HashSize]) {
+				return true
+			}
+		}
+		return false
+	}
+	refuse := func(cause tier.Cause, hint, format string, args ...any) error {
+		return &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: cause, Err: fmt.Errorf(format, args...), Hint: hint}
+	}
+	failures, floorRounds := 0, 0
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, t.cancelled(op, key, err)
+		}
+		space, err := t.space(size)
+		if err != nil {
+			return nil, t.fail(op, key, err)
+		}
+		t.mu.Lock()
+		a := &t.mu.account
+		if !a.scanned && !a.hasBound {
+			t.mu.Unlock()
+			e := refuse(tier.CauseScanning, "wait for the scan of root to end; status shows its progress", "the tier does not know yet how full it is").(*tier.Error)
+			e.Class = tier.ClassRetryable
+			return nil, e
+		}
+		need := (size+space.block-1)/space.block*space.block + a.extra
+		used := a.used()
+		var over, below int64
+		if t.o.Capacity > 0 {
+			over = used + need - t.o.Capacity
+		}
+		if t.o.MinFree > 0 {
+			below = t.o.MinFree - (t.mu.free.bytes - need)
+		}
+		if below > 0 {
+			floorRounds++
+		}
+		if below > floorEvictMax || (below > 0 && below > t.mu.index.listed) || floorRounds > floorRoundsMax {
+			free := t.mu.free.bytes
+			t.mu.Unlock()
+			return nil, refuse(tier.CauseFloor, "free some space, or lower min_free", "%d bytes are free, and %d must stay so", free, t.o.MinFree)
+		}
+		if short := max(over, below); short > 0 {
+			var victims []victim
+			if short <= t.mu.index.listed {
+				victims = t.claimLocked(short, skip)
+			}
+			scanned := a.scanned
+			t.mu.Unlock()
+			switch {
+			case len(victims) > 0:
+			case !scanned:
+				e := refuse(tier.CauseScanning, "wait for the scan of root to end; status shows its progress", "nothing to evict has been found yet").(*tier.Error)
+				e.Class = tier.ClassRetryable
+				return nil, e
+			case over > 0:
+				return nil, refuse(tier.CauseCapacity, "raise capacity", "%d of %d bytes are used and nothing can be evicted for %d more", used, t.o.Capacity, need)
+			default:
+				return nil, refuse(tier.CauseFloor, "free some space, or lower min_free", "too little space is free, and nothing can be evicted for %d more bytes", need)
+			}
+			for _, v := range victims {
+				if err := t.evict(v); err != nil {
+					if failures++; failures == evictFailuresMax {
+						return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
+					}
+				}
+			}
+			continue
+		}
+		if used+need > t.usage.persisted {
+			t.mu.Unlock()
+			if err := t.raiseUsage(used + need); err != nil {
+				return nil, t.fail(op, key, fmt.Errorf("raise the bound in the usage file: %w", err))
+			}
+			continue
+		}
+		a.reserve(need)
+		t.mu.free.bytes -= need
+		t.mu.Unlock()
+		return &reservation{t, need}, nil
+	}
+}
+
+// space is what statfs said not long ago, asked again if that is too old or
+// too near the floor to rely on.
+func (t *Tier) space(size int64) (freeSpace, error) {
+	now := t.o.Now()
+	t.mu.Lock()
+	s := t.mu.free
+	t.mu.Unlock()
+	if s.block > 0 && (t.o.MinFree <= 0 || (now.Sub(s.at) < spaceAgeMax && now.Sub(s.at) >= 0 && s.bytes-2*size > t.o.MinFree)) {
+		return s, nil
+	}
+	sp, err := t.fs.Space()
+	if err != nil {
+		return s, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// Of what is reserved some may be written, and so be counted twice: the
+	// error is to the safe side and ends with the write.
+	t.mu.free = freeSpace{at: now, bytes: sp.Free - t.mu.account.inflight, block: max(sp.Block, 512)}
+	return t.mu.free, nil
+}
+
+// victim is a block that an eviction has claimed.
+type victim struct {
+	n   *namespace
+	key block.Key
+}
+
+// claimLocked claims at least want bytes of the least recently used blocks,
+// but not more than a few dozen blocks at a time. What is claimed must be
+// passed to evict.
+func (t *Tier) claimLocked(want int64, skip func(*entry) bool) []victim {
+	var out []victim
+	for want > 0 && len(out) < 64 {
+		h := t.mu.index.claim(skip)
+		if h == 0 {
+			break
+		}
+		e := t.mu.index.at(h)
+		want -= e.bytes()
+		out = append(out, victim{t.mu.byID[e.ns], e.key()})
+	}
+	return out
+}
+
+// evict removes a claimed block's file, unless its key was deleted or written
+// anew meanwhile.
+func (t *Tier) evict(v victim) error {
+	mu := t.stripeOf(v.n, &v.key)
+	mu.Lock()
+	defer mu.Unlock()
+	claimed := func() uint32 {
+		h := t.mu.index.find(v.n.id, &v.key)
+		if h != 0 && t.mu.index.at(h).flags&flagBusy == 0 {
+			return 0
+		}
+		return h
+	}
+	t.mu.Lock()
+	h := claimed()
+	t.mu.Unlock()
+	if h == 0 {
+		return nil
+	}
+	err := t.fs.Remove(v.n.file(v.key))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil && !gone(err) {
+		t.mu.index.unclaim(h)
+		return err
+	}
+	t.mu.free.bytes += t.mu.index.at(h).bytes()
+	t.dropLocked(v.n, h)
+	if err == nil {
+		t.mu.evicted++
+	}
+	return nil
+}
+
+// trim evicts until the capacity holds, for a root that was filled under a
+// larger one. It stops at what cannot be removed.
+func (t *Tier) trim(ctx context.Context) error {
+	failures := 0
+	for t.o.Capacity > 0 && ctx.Err() == nil {
+		t.mu.Lock()
+		victims := t.claimLocked(t.mu.account.used()-t.o.Capacity, func(*entry) bool { return false })
+		t.mu.Unlock()
+		if len(victims) == 0 {
+			break
+		}
+		for _, v := range victims {
+			if err := t.evict(v); err != nil {
+				if failures++; failures == evictFailuresMax {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// noSpace forgets what statfs said, since a write just learned better.
+func (t *Tier) noSpace(err error) {
+	if errors.Is(err, unix.ENOSPC) {
+		t.mu.Lock()
+		t.mu.free.at = time.Time{}
+		t.mu.Unlock()
+	}
+}

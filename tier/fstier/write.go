@@ -1,0 +1,254 @@
+package fstier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/vfs"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// Write is in tier.Tier. It works through the items in order, one file each.
+func (t *Tier) Write(ctx context.Context, ns *block.Namespace, items []tier.Item) {
+	if err := t.enter(); err != nil {
+		failAll(items, err)
+		return
+	}
+	defer t.leave()
+	if len(items) == 0 {
+		return
+	}
+	n, err := t.openNamespace(ctx, ns)
+	if err != nil {
+		failAll(items, err)
+		return
+	}
+	hdr := t.headers.get()
+	defer t.headers.put(hdr)
+	for i := range items {
+		items[i].Err = t.write(ctx, ns, n, &items[i], items, hdr)
+	}
+}
+
+// write stores one item of a call that names all of named.
+func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it *tier.Item, named []tier.Item, hdr []byte) error {
+	const op = "write"
+	if err := t.checkItem(op, ns, it); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return t.cancelled(op, it.Key, err)
+	}
+	if there, err := t.present(n, it.Key, len(it.Buf)); there || err != nil {
+		return err
+	}
+	size := fileSize(len(it.Buf))
+	r, err := t.reserve(ctx, op, it.Key, size, n, named)
+	if err != nil {
+		return err
+	}
+	defer r.settle(0)
+	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
+	f, err := t.create(n, it.Key)
+	if errors.Is(err, unix.ENOENT) {
+		// Somebody removed the directory.
+		if err = t.makeShards(n); err == nil {
+			f, err = t.create(n, it.Key)
+		}
+	}
+	if err == nil {
+		err = t.fillAndPublish(f, n, it, hdr, r)
+	}
+	if err != nil {
+		t.noSpace(err)
+		return t.fail(op, it.Key, err)
+	}
+	return nil
+}
+
+// present says whether a block is there already, and makes it the youngest.
+func (t *Tier) present(n *namespace, key block.Key, length int) (bool, error) {
+	t.mu.Lock()
+	h := t.mu.index.find(n.id, &key)
+	there := h != 0 && t.mu.index.at(h).usable()
+	if there {
+		t.mu.index.touch(h)
+	}
+	t.mu.Unlock()
+	if !there {
+		return false, nil
+	}
+	// A write that ends well means that the block is there, so the index's
+	// word is not enough: others may have removed the file.
+	st, err := t.fs.Lstat(n.file(key))
+	if err == nil && st.Regular() && st.Size == fileSize(length) {
+		return true, nil
+	}
+	mu := t.stripeOf(n, &key)
+	mu.Lock()
+	defer mu.Unlock()
+	if _, ok, err := t.validLocked(n, key, length); ok || err != nil {
+		if err != nil {
+			return false, t.fail("write", key, err)
+		}
+		return true, nil
+	}
+	if err := t.setAsideLocked(n, key, "not the file that was written"); err != nil {
+		return false, t.fail("write", key, err)
+	}
+	return false, nil
+}
+
+// draft is a block's file before it has its name.
+type draft struct {
+	vfs.File
+	tmp string // its name in tmp, or "" with O_TMPFILE
+}
+
+func (t *Tier) create(n *namespace, key block.Key) (draft, error) {
+	if t.tmpfile {
+		f, err := t.fs.Open(n.shard(key[0]), unix.O_WRONLY|unix.O_TMPFILE|t.directFlag, 0o600)
+		return draft{f, ""}, err
+	}
+	tmp := t.tmpFile()
+	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|t.directFlag, 0o600)
+	return draft{f, tmp}, err
+}
+
+// fillAndPublish writes header and block, gives the file its name and indexes
+// it. It ends the draft and, when the bytes stay, the reservation.
+func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, r *reservation) error {
+	length := len(it.Buf)
+	size := fileSize(length)
+	open, named := true, false
+	defer func() {
+		if open {
+			_ = f.Close()
+		}
+		if f.tmp != "" && !named {
+			t.removeStray(f.tmp, r, size)
+		}
+	}()
+	if err := vfs.WriteAll(f, [][]byte{hdr, it.Buf[:padded(length)]}, 0); err != nil {
+		return err
+	}
+	if t.o.Sync == SyncData {
+		if err := f.Sync(); err != nil {
+			return err
+		}
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if f.tmp != "" {
+		// Network file systems tell at close what became of the bytes.
+		open = false
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+
+	mu := t.stripeOf(n, &it.Key)
+	mu.Lock()
+	defer mu.Unlock()
+	for tries := 0; ; tries++ {
+		if err = t.giveName(f, n.file(it.Key)); err == nil {
+			named = true
+			break
+		}
+		if !errors.Is(err, unix.EEXIST) || tries == 2 {
+			// A call that fails may have been done all the same. Nothing else
+			// can have this name now, so what is there is ours.
+			if f.tmp == "" && !errors.Is(err, unix.EEXIST) {
+				t.removeStray(n.file(it.Key), r, size)
+			}
+			return err
+		}
+		bytes, ok, verr := t.validLocked(n, it.Key, length)
+		if verr != nil {
+			return verr
+		}
+		if ok {
+			return t.keepLocked(n, it.Key, bytes)
+		}
+		if err := t.setAsideLocked(n, it.Key, "another file is in the block's place"); err != nil {
+			return err
+		}
+	}
+	if open {
+		open = false
+		if err := f.Close(); err != nil {
+			t.removeStray(n.file(it.Key), r, size)
+			return err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.mu.index.find(n.id, &it.Key); h != 0 {
+		t.dropLocked(n, h) // its file was removed by others and nobody had noticed
+	}
+	r.settleLocked(st.Bytes)
+	if t.addLocked(n, &it.Key, st.Bytes, 0) == 0 {
+		return errors.New("the index is full")
+	}
+	return nil
+}
+
+// removeStray removes a file of a write that has failed. If it cannot, its
+// bytes stay counted until the next start.
+func (t *Tier) removeStray(name string, r *reservation, size int64) {
+	if _, err := t.fs.Lstat(name); gone(err) {
+		return
+	}
+	if err := t.fs.Remove(name); err != nil && !gone(err) {
+		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
+		r.settle(size)
+	}
+}
+
+// giveName publishes a draft, or fails with EEXIST. The key's stripe makes
+// looking and renaming one step.
+func (t *Tier) giveName(f draft, name string) error {
+	if f.tmp == "" {
+		return t.fs.Link(f.File, name)
+	}
+	_, err := t.fs.Lstat(name)
+	if err == nil {
+		return fmt.Errorf("%s: %w", name, unix.EEXIST)
+	}
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err = t.fs.Rename(f.tmp, name); err != nil {
+		if _, lerr := t.fs.Lstat(f.tmp); gone(lerr) {
+			return nil // done all the same
+		}
+	}
+	return err
+}
+
+// keepLocked keeps a valid copy that is in place of the one just written: the
+// scan has not come to it, or another write was faster.
+func (t *Tier) keepLocked(n *namespace, key block.Key, bytes int64) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	x := &t.mu.index
+	h := x.find(n.id, &key)
+	if h == 0 {
+		t.addLocked(n, &key, bytes, 0)
+		t.mu.account.found(bytes)
+		return nil
+	}
+	e := x.at(h)
+	e.flags &^= flagBad
+	if e.flags&flagBusy != 0 {
+		x.unclaim(h) // an eviction was about to remove it
+	}
+	x.touch(h)
+	return nil
+}
