@@ -10,10 +10,36 @@ import (
 	"github.com/terrace-kv/terrace/tier"
 )
 
-// Bench measures reads and writes of 64 KiB and 1 MiB from 16 goroutines, one
-// block a call. The write of a block includes the deletion of the one that its
+// Bench measures Known, where there is one, over a prompt of 1000 keys; and
+// reads and writes of 64 KiB and 1 MiB from 16 goroutines, one block a call. The write of a block includes the deletion of the one that its
 // worker wrote before, so that the store stays small.
 func Bench(b *testing.B, f Factory) {
+	b.Run("known", func(b *testing.B) {
+		t, ns := benchOpen(b, f)
+		k, ok := t.(tier.Knower)
+		if !ok {
+			b.Skip("the tier is not a Knower")
+		}
+		const blocks, prompt = 4096, 1000
+		item := []tier.Item{{Buf: Buffer(b, ns.BlockBytes(1))}}
+		keys := make([]block.Key, blocks)
+		for i := range keys {
+			keys[i] = Key(i, 1)
+			item[0].Key = keys[i]
+			Fill(ns, &item[0])
+			if t.Write(b.Context(), ns, item); item[0].Err != nil {
+				b.Fatal(item[0].Err)
+			}
+		}
+		out := make([]tier.Presence, prompt)
+		b.ReportAllocs()
+		i := 0
+		for b.Loop() {
+			k.Known(ns, keys[i:i+prompt], out)
+			i = (i + 61) % (blocks - prompt)
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/prompt, "ns/key")
+	})
 	for _, group := range []uint32{3, 4} {
 		size := groups[group].BlockBytes
 		b.Run(fmt.Sprintf("write/%dKiB", size>>10), func(b *testing.B) {

@@ -644,9 +644,6 @@ func testKnownAgrees(e *env) {
 		e.Fatal(err)
 	}
 	e.known(k, keys)
-	if n := testing.AllocsPerRun(50, func() { k.Known(e.ns, keys, make([]tier.Presence, 6)) }); n > 1 {
-		e.Errorf("Known allocates %v times a call", n)
-	}
 }
 
 func testSetAside(e *env) {
