@@ -308,7 +308,8 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 		return -1
 	}
 	st = node.Status{Version: "v9", State: "draining", Ready: true, Missing: []string{"a", "b"}, Tiers: []node.TierStatus{
-		{Name: "fs", ReadHealth: "open", WriteHealth: "brown_out", ScanDone: true, ScanError: "x"}}}
+		{Name: "fs", ReadHealth: "open", WriteHealth: "brown_out", ScanDone: true, ScanError: "x"},
+		{Name: "gone", ReadHealth: "closed", WriteHealth: "closed", Mode: ModeNotOpen}}}
 	for _, x := range []struct {
 		name, labels string
 		want         float64
@@ -316,6 +317,7 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 		{"terrace_build_info", "v9", 1}, {"terrace_node_state", "draining", 1}, {"terrace_node_state", "ready", 0},
 		{"terrace_node_ready", "", 1}, {"terrace_node_missing_parts", "", 2},
 		{"terrace_tier_up", "read,fs", 0}, {"terrace_tier_up", "write,fs", 1}, {"terrace_tier_health", "write,brown_out,fs", 1}, {"terrace_tier_health", "write,closed,fs", 0},
+		{"terrace_tier_up", "read,gone", 0}, {"terrace_tier_up", "write,gone", 0},
 		{"terrace_tier_scan_done", "fs", 1}, {"terrace_tier_scan_failed", "fs", 1},
 		{"terrace_lookup_keys_total", "miss_absent", 0}, {"terrace_tier_failed_blocks_total", "no_space,fs", 0}, {"terrace_tier_dropped_blocks_total", "queue_full,fs", 0},
 	} {

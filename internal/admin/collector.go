@@ -8,6 +8,10 @@ import (
 	"github.com/terrace-kv/terrace/tier"
 )
 
+// ModeNotOpen is the mode of a stand-in for a tier that could not be opened. It
+// never fails in a way that a breaker would see, because it is never asked.
+const ModeNotOpen = "not open"
+
 // collector turns the node's status into metrics at each scrape.
 type collector struct{ status func() node.Status }
 
@@ -175,7 +179,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 	for _, t := range s.Tiers {
 		for direction, health := range map[string]string{"read": t.ReadHealth, "write": t.WriteHealth} {
-			flag(tierUp, health != "open", t.Name, direction)
+			flag(tierUp, health != "open" && t.Mode != ModeNotOpen, t.Name, direction)
 			for _, h := range healths {
 				flag(tierHealth, h == health, t.Name, direction, h)
 			}

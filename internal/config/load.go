@@ -271,7 +271,7 @@ func (l *loader) addTier(path, typ string, src Source) bool {
 		l.fault(path, "", src, "is missing; known types: %s", strings.Join(l.types.names(), ", "))
 		return false
 	case !ok:
-		l.fault(path, typ, src, "is not a type of tier%s Known types: %s", didYouMean(typ, l.types.names()), strings.Join(l.types.names(), ", "))
+		l.fault(path, typ, src, "is not a type of tier%s Known types: %s", orStop(didYouMean(typ, l.types.names())), strings.Join(l.types.names(), ", "))
 		return false
 	}
 	l.cfg.Tiers = append(l.cfg.Tiers, newTier(typ, t))
