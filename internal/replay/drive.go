@@ -37,6 +37,8 @@ type engine interface {
 	Commit(ctx context.Context, id string, fills []core.Fill, out []core.FillStatus) ([]core.FillStatus, error)
 	Finish(ctx context.Context, id string) error
 	Flush(ctx context.Context, id string, wait time.Duration) (core.Flushed, error)
+	// Status is the node's account of itself, as JSON.
+	Status(ctx context.Context) ([]byte, error)
 	// Block is the bytes of a leased or granted slot, valid until finish.
 	Block(s core.Slot) []byte
 	Close() error
@@ -186,6 +188,7 @@ type worker struct {
 
 	keys     []block.Key
 	answer   core.Answer
+	first    []core.Verdict // of the first answer
 	grants   []core.Grant
 	fills    []core.Fill
 	statuses []core.FillStatus
@@ -246,11 +249,7 @@ func (w *worker) lookup(ctx context.Context, id string) (int, error) {
 		return 0, err
 	}
 	g := &w.answer.Groups[0]
-	for _, v := range g.Verdicts[:min(len(g.Verdicts), int(w.answer.Tokens/w.tokens))] {
-		if v == core.Hit {
-			w.totals.primaryHits.Add(1)
-		}
-	}
+	w.first = append(w.first[:0], g.Verdicts...)
 	if !w.answer.Final {
 		err := call(ctx, lookupWait, func(ctx context.Context) error { return w.engine.Lookup(ctx, id, w.keys, lookupWait, &w.answer) })
 		if err != nil {
@@ -264,6 +263,9 @@ func (w *worker) lookup(ctx context.Context, id string) (int, error) {
 	// Only what is leased may be read, whatever the token count says.
 	hits := 0
 	for hits < len(g.Leases) && g.First == 0 && int64(hits) < w.answer.Tokens/w.tokens && g.Verdicts[hits] == core.Hit {
+		if w.first[hits] == core.Hit {
+			w.totals.primaryHits.Add(1)
+		}
 		hits++
 	}
 	if hits > 0 {

@@ -13,15 +13,17 @@ const (
 	synthPrompts        = 8 // system prompts, the first the most popular
 	synthPromptMin      = 4
 	synthPromptMax      = 32
-	synthTurnsMin       = 3
-	synthTurnsMax       = 10
-	synthTurnMin        = 2 // what a turn appends: last reply and new question
-	synthTurnMax        = 16
+	synthFirstMin       = 16 // what the first turn appends: documents and a question
+	synthFirstMax       = 48
+	synthTurnsMin       = 2 // later turns
+	synthTurnsMax       = 8
+	synthTurnMin        = 2 // what a later turn appends: last reply and new question
+	synthTurnMax        = 8
 	synthGapMSMax       = 400
 
 	// synthOwnBlocks is what a conversation adds to the working set on
 	// average, apart from its system prompt.
-	synthOwnBlocks = (synthTurnsMin + synthTurnsMax) * (synthTurnMin + synthTurnMax) / 4
+	synthOwnBlocks = (synthFirstMin+synthFirstMax)/2 + (synthTurnsMin+synthTurnsMax)*(synthTurnMin+synthTurnMax)/4
 )
 
 // Bounds of what SyntheticConversations chooses: enough for several to share a
@@ -32,16 +34,16 @@ const (
 )
 
 // SyntheticConversations chooses how many conversations make a working set of
-// one and a half primaries, so that LRU keeps most of it in the primary and
-// the rest has to come from below. The bounds above win over that.
+// one and three quarters primaries, so that most hits come from the primary and
+// a good part from below. The bounds above win over that.
 func SyntheticConversations(primaryBlocks int64) int {
-	n := primaryBlocks * 3 / 2 / synthOwnBlocks
+	n := primaryBlocks * 7 / 4 / synthOwnBlocks
 	return int(min(max(n, conversationsMin), conversationsMax))
 }
 
 // synthetic makes a shared-prefix chat with growing turns: each conversation
-// starts with one of a few system prompts, and each of its turns sends the
-// whole conversation so far and something new. Turns of all conversations are
+// starts with one of a few system prompts and documents of its own, and each of
+// its turns sends the whole conversation so far and something new. Turns of all conversations are
 // mixed at random.
 type synthetic struct {
 	info    Info
@@ -56,7 +58,7 @@ type synthetic struct {
 type conversation struct {
 	runs   []Run
 	blocks int
-	turns  int // left
+	turns  int // left, the first one apart
 }
 
 // Synthetic is a trace made from a seed. The same seed and number of
@@ -111,10 +113,15 @@ func (s *synthetic) Next(req *Request) error {
 	}
 	i := s.between(0, len(s.alive)-1)
 	c := &s.alive[i]
-	turn := s.take(synthTurnMin, synthTurnMax)
+	turn := Run{}
+	if len(c.runs) == 1 {
+		turn = s.take(synthFirstMin, synthFirstMax)
+	} else {
+		turn = s.take(synthTurnMin, synthTurnMax)
+		c.turns--
+	}
 	c.runs = append(c.runs, turn)
 	c.blocks += int(turn.Count)
-	c.turns--
 	s.now += time.Duration(s.between(0, synthGapMSMax)) * time.Millisecond
 	*req = Request{
 		Time:         s.now,

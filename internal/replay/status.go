@@ -1,0 +1,62 @@
+package replay
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/node"
+)
+
+// dialFunc greets the node at socket as an engine. Its error matches
+// os.ErrNotExist or ECONNREFUSED where no node serves.
+type dialFunc func(ctx context.Context, socket string, ns *block.Namespace, name string) (engine, error)
+
+// status asks the node for its account of itself.
+func status(ctx context.Context, e engine) (*node.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	b, err := e.Status(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("node status: %w", err)
+	}
+	var s node.Status
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("node status: %w", err)
+	}
+	return &s, nil
+}
+
+// fillTiers takes over what the node counted between two accounts. Whatever
+// other engines did meanwhile is in there too.
+func (res *Result) fillTiers(before, after *node.Status) {
+	was := map[string]node.TierStatus{}
+	for _, t := range before.Tiers {
+		was[t.Name] = t
+	}
+	res.Evictions = after.Primary.Evicted - before.Primary.Evicted
+	p := &res.Tiers[0]
+	p.Blocks = after.Primary.Blocks
+	p.UsedBytes = after.Primary.CapacityBytes - after.Primary.FreeBytes - after.Primary.RemainderBytes
+	promoted, read, written := int64(0), int64(0), int64(0)
+	for _, t := range after.Tiers {
+		b := was[t.Name]
+		r := TierResult{
+			Name: t.Name, Hits: t.Hits - b.Hits, ReadBytes: t.ReadBytes - b.ReadBytes, WriteBytes: t.WriteBytes - b.WriteBytes,
+			Blocks: t.Blocks, UsedBytes: t.UsedBytes,
+		}
+		for cause, n := range t.Failures {
+			r.Failures += n - b.Failures[cause]
+		}
+		promoted, read, written = promoted+r.Hits, read+r.ReadBytes, written+r.WriteBytes
+		res.Tiers = append(res.Tiers, r)
+	}
+	// A block that was pending because another engine was storing it is the
+	// primary's hit as well; the engine that waited for it cannot tell.
+	p.Hits = max(p.Hits, res.PrefixHits-promoted)
+	if res.DurationSeconds > 0 {
+		res.PromoteBytesPerSecond = float64(read) / res.DurationSeconds
+		res.CascadeBytesPerSecond = float64(written) / res.DurationSeconds
+	}
+}
