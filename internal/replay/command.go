@@ -215,6 +215,9 @@ type replay struct {
 
 // newReplay checks the flags and reports every fault at once.
 func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay, error) {
+	if deps.dial == nil {
+		deps.dial = dial
+	}
 	r := &replay{options: o, deps: deps, out: cmd.OutOrStdout(), err: cmd.ErrOrStderr()}
 	r.tty = isTerminal(r.err)
 	if o.quiet {

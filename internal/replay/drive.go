@@ -10,38 +10,62 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/minio/crc64nvme"
-
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/client"
 	"github.com/terrace-kv/terrace/internal/content"
 	"github.com/terrace-kv/terrace/internal/core"
 )
 
 // Bounds of the driver's waits. The node's own are shorter, so that its named
-// ends are seen rather than these.
+// ends are seen rather than these; a call takes as long as the client lets it.
 const (
 	lookupWait = 20 * time.Second
 	flushWait  = 90 * time.Second
-	callSpare  = 10 * time.Second // beyond the wait that a call asks for
-	stopGrace  = 5 * time.Second  // for requests under way when the run is interrupted
+	stopGrace  = 5 * time.Second // for requests under way when the run is interrupted
 
 	faultsShown = 10 // corrupt blocks that are named
 )
 
-// engine is what the driver needs of one engine's session.
+// engine is what the driver needs of one engine's session; *client.Client, but
+// for tests.
 type engine interface {
-	NewRequest(ctx context.Context, id string) error
-	// Lookup judges keys of group 0; wait 0 answers at once. out is reused.
-	Lookup(ctx context.Context, id string, keys []block.Key, wait time.Duration, out *core.Answer) error
-	Reserve(ctx context.Context, id string, first int, keys []block.Key, out []core.Grant) ([]core.Grant, error)
-	Commit(ctx context.Context, id string, fills []core.Fill, out []core.FillStatus) ([]core.FillStatus, error)
-	Finish(ctx context.Context, id string) error
-	Flush(ctx context.Context, id string, wait time.Duration) (core.Flushed, error)
+	NewRequest(ctx context.Context, id string) (request, error)
+	// View gives the bytes of a leased block.
+	View(l client.Lease, fn func(b []byte) error) error
 	// Status is the node's account of itself, as JSON.
 	Status(ctx context.Context) ([]byte, error)
-	// Block is the bytes of a leased or granted slot, valid until finish.
-	Block(s core.Slot) []byte
 	Close() error
+}
+
+// request is one prompt under way; *client.Request, but for tests.
+type request interface {
+	LookupInto(ctx context.Context, keys [][]block.Key, o client.LookupOptions, a *client.Answer) error
+	Store(ctx context.Context, group uint32, first int, keys []block.Key, fill func(i int, dst []byte) (uint64, error)) (client.Stored, error)
+	Flush(ctx context.Context, wait time.Duration) (client.Flushed, error)
+	Finish(ctx context.Context) error
+}
+
+// dialFunc greets the node at socket as an engine. Its error matches
+// os.ErrNotExist or ECONNREFUSED where no node serves.
+type dialFunc func(ctx context.Context, socket string, ns *block.Namespace, name string) (engine, error)
+
+// linked is an engine that links package client.
+type linked struct{ *client.Client }
+
+func dial(ctx context.Context, socket string, ns *block.Namespace, name string) (engine, error) {
+	c, err := client.Dial(ctx, client.Options{Socket: socket, Spec: ns.Spec(), Engine: name})
+	if err != nil {
+		return nil, err
+	}
+	return linked{c}, nil
+}
+
+func (l linked) NewRequest(ctx context.Context, id string) (request, error) {
+	r, err := l.Client.NewRequest(ctx, id, client.NoLimits())
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // driver is one run with bytes.
@@ -186,44 +210,32 @@ type worker struct {
 	engine engine
 	tally  *tally
 
-	keys     []block.Key
-	answer   core.Answer
-	first    []core.Verdict // of the first answer
-	grants   []core.Grant
-	fills    []core.Fill
-	statuses []core.FillStatus
-}
-
-// call runs one call of the protocol under a bound.
-func call(ctx context.Context, wait time.Duration, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, wait+callSpare)
-	defer cancel()
-	return f(ctx)
+	keys   []block.Key
+	answer client.Answer
+	first  []client.Verdict // of the first answer
 }
 
 // request is the life of one prompt: lookup, load, store, finish.
 func (w *worker) request(ctx context.Context, id string, req *Request) error {
 	w.keys = appendKeys(w.keys[:0], &w.identity, req.Runs)
-	if err := call(ctx, 0, func(ctx context.Context) error { return w.engine.NewRequest(ctx, id) }); err != nil {
+	q, err := w.engine.NewRequest(ctx, id)
+	if err != nil {
 		return fmt.Errorf("new request: %w", err)
 	}
-	hits := 0
 	if len(w.keys) > 0 {
-		var err error
-		if hits, err = w.lookup(ctx, id); err != nil {
+		hits, err := w.lookup(ctx, q)
+		if err != nil {
 			return fmt.Errorf("lookup: %w", err)
 		}
-		w.load(id, hits)
-		if err := w.store(ctx, id, hits); err != nil {
+		if err := w.load(id, hits); err != nil {
+			return fmt.Errorf("load: %w", err)
+		}
+		if err := w.store(ctx, q, hits); err != nil {
 			return fmt.Errorf("store: %w", err)
 		}
 	}
 	if w.waitCascade {
-		var done core.Flushed
-		err := call(ctx, flushWait, func(ctx context.Context) (err error) {
-			done, err = w.engine.Flush(ctx, id, flushWait)
-			return err
-		})
+		done, err := q.Flush(ctx, flushWait)
 		if err != nil {
 			return fmt.Errorf("flush: %w", err)
 		}
@@ -231,7 +243,7 @@ func (w *worker) request(ctx context.Context, id string, req *Request) error {
 			w.totals.unflushed.Add(1)
 		}
 	}
-	if err := call(ctx, 0, func(ctx context.Context) error { return w.engine.Finish(ctx, id) }); err != nil {
+	if err := q.Finish(ctx); err != nil {
 		return fmt.Errorf("finish: %w", err)
 	}
 	w.totals.requests.Add(1)
@@ -241,32 +253,32 @@ func (w *worker) request(ctx context.Context, id string, req *Request) error {
 
 // lookup asks at once, as a scheduler would, and once more, waiting, when that
 // answer is not final. It returns how many blocks of the prefix are readable.
-func (w *worker) lookup(ctx context.Context, id string) (int, error) {
+func (w *worker) lookup(ctx context.Context, q request) (int, error) {
 	start := time.Now()
-	err := call(ctx, 0, func(ctx context.Context) error { return w.engine.Lookup(ctx, id, w.keys, 0, &w.answer) })
+	lists := [][]block.Key{w.keys}
+	err := q.LookupInto(ctx, lists, client.LookupOptions{}, &w.answer)
 	w.tally.lookup.add(time.Since(start))
 	if err != nil {
 		return 0, err
 	}
-	g := &w.answer.Groups[0]
-	w.first = append(w.first[:0], g.Verdicts...)
+	w.first = append(w.first[:0], w.answer.Groups[0].Verdicts...)
 	if !w.answer.Final {
-		err := call(ctx, lookupWait, func(ctx context.Context) error { return w.engine.Lookup(ctx, id, w.keys, lookupWait, &w.answer) })
-		if err != nil {
+		if err := q.LookupInto(ctx, lists, client.LookupOptions{Wait: lookupWait}, &w.answer); err != nil {
 			return 0, err
 		}
 	}
-	g = &w.answer.Groups[0]
-	for _, v := range g.Verdicts {
+	for _, v := range w.answer.Groups[0].Verdicts {
 		w.tally.verdicts[v]++
 	}
 	// Only what is leased may be read, whatever the token count says.
 	hits := 0
-	for hits < len(g.Leases) && g.First == 0 && int64(hits) < w.answer.Tokens/w.tokens && g.Verdicts[hits] == core.Hit {
-		if w.first[hits] == core.Hit {
+	for ; int64(hits) < w.answer.Tokens/w.tokens; hits++ {
+		if _, ok := w.answer.Lease(0, hits); !ok {
+			break
+		}
+		if w.first[hits] == client.Hit {
 			w.totals.primaryHits.Add(1)
 		}
-		hits++
 	}
 	if hits > 0 {
 		w.tally.ready.add(time.Since(start))
@@ -276,69 +288,51 @@ func (w *worker) lookup(ctx context.Context, id string) (int, error) {
 }
 
 // load reads and checks every byte of the blocks that were hits.
-func (w *worker) load(id string, hits int) {
-	leases := w.answer.Groups[0].Leases
+func (w *worker) load(id string, hits int) error {
 	fp := w.ns.Fingerprint()
 	for i := range hits {
-		at := content.Check(fp, w.keys[i], w.engine.Block(leases[i].Slot)[:w.blockBytes])
-		if at < 0 {
-			continue
+		lease, _ := w.answer.Lease(0, i)
+		err := w.engine.View(lease, func(b []byte) error {
+			at := content.Check(fp, w.keys[i], b)
+			if at < 0 {
+				return nil
+			}
+			w.totals.corrupt.Add(1)
+			if w.shown.Add(1) <= faultsShown {
+				w.fault(fmt.Sprintf("corrupt block: request %s, block %d, key %s, slot %d generation %d: first wrong byte at %d of %d",
+					id, i, w.keys[i], lease.Slot, lease.Gen, at, len(b)))
+			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
-		w.totals.corrupt.Add(1)
-		if w.shown.Add(1) <= faultsShown {
-			w.fault(fmt.Sprintf("corrupt block: request %s, block %d, key %s, slot %d generation %d: first wrong byte at %d of %d",
-				id, i, w.keys[i], leases[i].Slot, leases[i].Gen, at, w.blockBytes))
-		}
+		w.totals.loaded.Add(1)
 	}
-	w.totals.loaded.Add(int64(hits))
+	return nil
 }
 
-// store stores the blocks from index from on, tail first, so that roots stay
-// youngest. A call that is refused for lack of room is counted; the others go
-// on.
-func (w *worker) store(ctx context.Context, id string, from int) error {
+// store stores the blocks from index from on in calls of what a reserve may
+// carry, tail first, so that roots stay youngest. A call that is refused for
+// lack of room is counted, and the others go on.
+func (w *worker) store(ctx context.Context, q request, from int) error {
 	fp := w.ns.Fingerprint()
 	for end := len(w.keys); end > from; {
 		first := max(from, end-core.ReserveKeysMax)
 		keys := w.keys[first:end]
-		end = first
-		err := call(ctx, 0, func(ctx context.Context) (err error) {
-			w.grants, err = w.engine.Reserve(ctx, id, first, keys, w.grants[:0])
-			return err
+		done, err := q.Store(ctx, 0, first, keys, func(i int, dst []byte) (uint64, error) {
+			content.Fill(fp, keys[i], dst)
+			return client.Sum(dst), nil
 		})
-		if refused(err) {
+		w.totals.stored.Add(int64(done.Stored))
+		w.totals.dropped.Add(int64(done.Dropped))
+		switch {
+		case refused(err):
 			w.totals.refusals.Add(1)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("reserve: %w", err)
-		}
-		w.fills = w.fills[:0]
-		for i, g := range w.grants {
-			if g.Status != core.Granted {
-				continue
-			}
-			buf := w.engine.Block(g.Slot)[:w.blockBytes]
-			content.Fill(fp, keys[i], buf)
-			w.fills = append(w.fills, core.Fill{Slot: g.Slot, Gen: g.Gen, Sum: crc64nvme.Checksum(buf), HasSum: true})
-		}
-		if len(w.fills) == 0 {
-			continue
-		}
-		err = call(ctx, 0, func(ctx context.Context) (err error) {
-			w.statuses, err = w.engine.Commit(ctx, id, w.fills, w.statuses[:0])
+		case err != nil:
 			return err
-		})
-		if err != nil {
-			return fmt.Errorf("commit: %w", err)
 		}
-		for _, s := range w.statuses {
-			if s == core.FillOK {
-				w.totals.stored.Add(1)
-			} else {
-				w.totals.dropped.Add(1)
-			}
-		}
+		end = first
 	}
 	return nil
 }

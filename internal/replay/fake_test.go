@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/client"
 	"github.com/terrace-kv/terrace/internal/core"
 	"github.com/terrace-kv/terrace/internal/node"
 	"github.com/terrace-kv/terrace/tier"
@@ -88,7 +89,7 @@ func (f *fakeNode) perform() {
 			case core.StartJob:
 				var results []core.JobResult
 				for i, b := range e.Blocks {
-					slot := f.region[b.Slot.Offset():][:f.length]
+					slot := f.block(b.Slot)
 					r := core.JobResult{Index: i, Outcome: core.Done, Sum: b.Sum}
 					if e.Kind == core.Cascade {
 						f.below[b.Key] = append([]byte(nil), slot...)
@@ -127,73 +128,87 @@ func (f *fakeNode) enter(name string) (leave func(), err error) {
 	}, f.fail
 }
 
-func (e *fakeEngine) NewRequest(_ context.Context, id string) error {
+func (e *fakeEngine) NewRequest(_ context.Context, id string) (request, error) {
 	leave, err := e.enter("new")
 	defer leave()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return e.core.NewRequest(e.now(), e.sid, id, core.NoLimits())
+	return &fakeRequest{e, id}, e.core.NewRequest(e.now(), e.sid, id, core.NoLimits())
 }
 
-func (e *fakeEngine) Lookup(ctx context.Context, id string, keys []block.Key, wait time.Duration, out *core.Answer) error {
-	leave, err := e.enter("lookup")
-	var ch chan *core.Answer
+type fakeRequest struct {
+	*fakeEngine
+	id string
+}
+
+func (q *fakeRequest) LookupInto(ctx context.Context, keys [][]block.Key, o client.LookupOptions, out *client.Answer) error {
+	leave, err := q.enter("lookup")
+	var (
+		ch chan *core.Answer
+		a  = new(core.Answer)
+	)
 	if err == nil {
 		var w core.WaitID
-		now := e.now()
-		w, err = e.core.Lookup(now, e.sid, id, [][]block.Key{keys}, core.LookupOptions{WaitUntil: now + core.Time(wait)}, out)
+		now := q.now()
+		w, err = q.core.Lookup(now, q.sid, q.id, keys, core.LookupOptions{WaitUntil: now + core.Time(o.Wait)}, a)
 		if w != 0 {
 			ch = make(chan *core.Answer, 1)
-			e.waits[w] = ch
+			q.waits[w] = ch
 		}
 	}
 	leave()
 	if ch != nil {
 		select {
-		case a := <-ch:
-			*out = *a
+		case a = <-ch:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	*out = client.Answer{Tokens: a.Tokens, Final: a.Final, Groups: a.Groups}
 	return err
 }
 
-func (e *fakeEngine) Reserve(_ context.Context, id string, first int, keys []block.Key, out []core.Grant) ([]core.Grant, error) {
-	leave, err := e.enter("reserve")
+func (q *fakeRequest) Store(_ context.Context, group uint32, first int, keys []block.Key, fill func(int, []byte) (uint64, error)) (client.Stored, error) {
+	leave, err := q.enter("store")
 	defer leave()
 	if err != nil {
-		return out, err
+		return client.Stored{}, err
 	}
-	return e.core.Reserve(e.now(), e.sid, id, 0, first, keys, out)
-}
-
-func (e *fakeEngine) Commit(_ context.Context, id string, fills []core.Fill, out []core.FillStatus) ([]core.FillStatus, error) {
-	leave, err := e.enter("commit")
-	defer leave()
+	grants, err := q.core.Reserve(q.now(), q.sid, q.id, group, first, keys, nil)
 	if err != nil {
-		return out, err
+		return client.Stored{}, err
 	}
-	return e.core.Commit(e.now(), e.sid, id, fills, out)
+	var fills []core.Fill
+	for i, g := range grants {
+		if g.Status == core.Granted {
+			sum, err := fill(i, q.block(g.Slot))
+			if err != nil {
+				panic(err)
+			}
+			fills = append(fills, core.Fill{Slot: g.Slot, Gen: g.Gen, Sum: sum, HasSum: true})
+		}
+	}
+	statuses, err := q.core.Commit(q.now(), q.sid, q.id, fills, nil)
+	return client.Stored{Stored: len(statuses)}, err
 }
 
-func (e *fakeEngine) Finish(_ context.Context, id string) error {
-	leave, err := e.enter("finish")
+func (q *fakeRequest) Finish(context.Context) error {
+	leave, err := q.enter("finish")
 	defer leave()
 	if err != nil {
 		return err
 	}
-	return e.core.Finish(e.now(), e.sid, id)
+	return q.core.Finish(q.now(), q.sid, q.id)
 }
 
-func (e *fakeEngine) Flush(_ context.Context, id string, wait time.Duration) (core.Flushed, error) {
-	leave, err := e.enter("flush")
+func (q *fakeRequest) Flush(_ context.Context, wait time.Duration) (client.Flushed, error) {
+	leave, err := q.enter("flush")
 	defer leave()
 	if err != nil {
 		return core.Flushed{}, err
 	}
-	_, _, f, err := e.core.Flush(e.now(), e.sid, id, e.now()+core.Time(wait))
+	_, _, f, err := q.core.Flush(q.now(), q.sid, q.id, q.now()+core.Time(wait))
 	return f, err
 }
 
@@ -209,7 +224,11 @@ func (e *fakeEngine) Status(context.Context) ([]byte, error) {
 	return json.Marshal(e.status)
 }
 
-func (e *fakeEngine) Block(s core.Slot) []byte { return e.region[s.Offset():][:e.length] }
+func (f *fakeNode) block(s core.Slot) []byte { return f.region[s.Offset():][:f.length] }
+
+func (e *fakeEngine) View(l client.Lease, fn func([]byte) error) error {
+	return fn(e.block(core.Slot(l.Slot)))
+}
 
 func (e *fakeEngine) Close() error {
 	e.mu.Lock()

@@ -5,13 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/node"
 )
-
-// dialFunc greets the node at socket as an engine. Its error matches
-// os.ErrNotExist or ECONNREFUSED where no node serves.
-type dialFunc func(ctx context.Context, socket string, ns *block.Namespace, name string) (engine, error)
 
 // status asks the node for its account of itself.
 func status(ctx context.Context, e engine) (*node.Status, error) {
