@@ -29,7 +29,12 @@ const (
 
 var classNames = [...]string{"none", "not_found", "retryable", "permanent", "corrupt", "cancelled"}
 
-func (c Class) String() string { return classNames[c] }
+func (c Class) String() string {
+	if int(c) < len(classNames) {
+		return classNames[c]
+	}
+	return fmt.Sprintf("class_%d", uint8(c))
+}
 
 // Cause is a bounded label for counters.
 type Cause uint8
@@ -56,7 +61,12 @@ const (
 var causeNames = [causeCount]string{"other", "no_space", "capacity", "free_floor", "permission", "read_only", "io",
 	"descriptors", "short", "header", "checksum", "source", "timeout", "scanning", "unavailable"}
 
-func (c Cause) String() string { return causeNames[c] }
+func (c Cause) String() string {
+	if c < causeCount {
+		return causeNames[c]
+	}
+	return fmt.Sprintf("cause_%d", uint8(c))
+}
 
 // Causes lists every cause, for counters created at zero.
 func Causes() []Cause {
@@ -95,10 +105,11 @@ func (e *Error) Unwrap() error { return e.Err }
 // ClassOf says what an error of a tier means. An error that nobody classified
 // is permanent.
 func ClassOf(err error) Class {
+	if err == nil {
+		return ClassNone // before te, which escapes
+	}
 	var te *Error
 	switch {
-	case err == nil:
-		return ClassNone
 	case errors.Is(err, ErrNotFound):
 		return ClassNotFound
 	case errors.As(err, &te):

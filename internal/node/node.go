@@ -48,6 +48,7 @@ type Options struct {
 	Version  string
 	Socket   string // told in Status
 	Logger   *slog.Logger
+	Metrics  *metrics.Set // what the node observes; made by Open if nil
 }
 
 // Node is a primary with its tiers.
@@ -141,7 +142,9 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		names = append(names, h.info.Name)
 		n.tiers = append(n.tiers, h)
 	}
-	n.set = metrics.NewSet(names...)
+	if n.set = o.Metrics; n.set == nil {
+		n.set = metrics.NewSet(names...)
+	}
 	co := o.Core
 	co.Salt = binary.LittleEndian.Uint64(id[:])
 	co.ReportReleases = invariants.Enabled
@@ -166,6 +169,9 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	for i, h := range n.tiers {
 		lo := o.Tiers[i].Lane
 		lo.Logger = n.log
+		if lo.OverdueBytesMax == 0 {
+			lo.OverdueBytesMax = co.Size / 100 * int64(co.WithDefaults().OverduePercent)
+		}
 		h.lane = transfer.NewLane(i, h.tier, lo, n)
 	}
 	n.run(n.ticker)
@@ -530,19 +536,31 @@ func (n *Node) Close(ctx context.Context) error {
 	return n.closeError
 }
 
-func (n *Node) close(ctx context.Context) error {
-	defer n.gate.Close()
-	var errs []error
+// Drain makes the node start nothing new and waits until its jobs are over. It
+// says what is left when ctx ends first. Sessions may go on: what they ask for
+// is answered from memory.
+func (n *Node) Drain(ctx context.Context) error {
 	n.mu.Lock()
 	n.core.Drain()
-	n.sumsReady.Broadcast()
 	n.mu.Unlock()
 	at, now := context.WithCancel(ctx)
 	now()
 	_ = n.gate.Drain(at) // refuse new sessions; greetings under way are bounded by their callers
 	if what := n.waitIdle(ctx); what != "" {
-		errs = append(errs, fmt.Errorf("drain bound passed with %s", what))
+		return fmt.Errorf("drain bound passed with %s", what)
 	}
+	return nil
+}
+
+func (n *Node) close(ctx context.Context) error {
+	defer n.gate.Close()
+	var errs []error
+	if err := n.Drain(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	n.mu.Lock()
+	n.sumsReady.Broadcast()
+	n.mu.Unlock()
 	clean := true
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()

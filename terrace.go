@@ -1,0 +1,183 @@
+// Package terrace embeds a node: a tiered KV cache for LLM inference engines.
+// Most people run the binary cmd/terrace instead.
+//
+//	n, err := terrace.Open(ctx, terrace.Options{Socket: path, PrimarySize: 1 << 30, Tiers: …})
+//	…
+//	err = n.Close(ctx) // drains until ctx ends
+//
+// Engines speak to a node with package client. Tiers implement package tier.
+package terrace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+
+	"github.com/terrace-kv/terrace/internal/admin"
+	"github.com/terrace-kv/terrace/internal/core"
+	"github.com/terrace-kv/terrace/internal/core/policy"
+	"github.com/terrace-kv/terrace/internal/engine"
+	"github.com/terrace-kv/terrace/internal/metrics"
+	"github.com/terrace-kv/terrace/internal/node"
+	"github.com/terrace-kv/terrace/internal/transfer"
+	"github.com/terrace-kv/terrace/tier"
+)
+
+// Settings whose zero values get the defaults that docs/operations.md lists.
+type (
+	Bounds = core.Options     // timeouts and limits of the core; Size, ExtentBytes, Tiers and NewPolicy are not used
+	Limits = engine.Options   // limits of engines' connections; Node and Logger are not used
+	Lane   = transfer.Options // how a tier is driven; Logger is not used
+	Status = node.Status      // a node's account of itself
+	Pin    = node.Pin         // somebody who keeps a block from eviction
+)
+
+// Tier is a secondary tier and how to drive it. An open node owns its tiers and
+// closes them.
+type Tier struct {
+	Tier tier.Tier
+	Lane Lane
+}
+
+// Options of a node.
+type Options struct {
+	Socket      string // path of the engines' socket; required
+	SocketGroup string // group that may connect as well; "" is nobody
+	PrimarySize int64  // bytes of shared memory, a multiple of 4096; required
+	ExtentBytes int64  // bytes handed to one size class at a time, a power of two; 0 is automatic
+	Policy      string // "" is lru
+	Populate    bool   // touch memory ahead of its first use
+	Tiers       []Tier // secondaries, in the order in which they are asked
+	Admin       string // address of the admin HTTP server; "" is none
+	Bounds      Bounds
+	Limits      Limits
+	Version     string // told in status; "" is the module's
+	Logger      *slog.Logger
+}
+
+// Node is a running node. Its methods may be called by anybody at any time.
+type Node struct {
+	node   *node.Node
+	server *engine.Server
+	admin  *admin.Server
+	log    *slog.Logger
+}
+
+// Open starts a node and returns when it is ready. On an error nothing is left
+// behind, and the tiers are still the caller's.
+func Open(ctx context.Context, o Options) (_ *Node, err error) {
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	if o.Policy == "" {
+		o.Policy = "lru"
+	}
+	if o.Version == "" {
+		if b, ok := debug.ReadBuildInfo(); ok {
+			o.Version = b.Main.Version
+		}
+	}
+	known := false
+	for _, name := range policy.Names() {
+		known = known || name == o.Policy
+	}
+	if !known {
+		return nil, fmt.Errorf("primary.policy is %q, want one of %v", o.Policy, policy.Names())
+	}
+	var names []string
+	var specs []node.TierSpec
+	for _, t := range o.Tiers {
+		names = append(names, t.Tier.Info().Name)
+		specs = append(specs, node.TierSpec{Tier: t.Tier, Lane: t.Lane})
+	}
+	n := &Node{log: o.Logger}
+	set := metrics.NewSet(names...)
+
+	listener, err := engine.Listen(o.Socket, o.SocketGroup)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && n.server == nil {
+			err = errors.Join(err, listener.Close())
+		}
+	}()
+	if o.Admin != "" {
+		if n.admin, err = admin.Open(admin.Options{Listen: o.Admin, Set: set, Logger: o.Logger}); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, n.admin.Close(context.WithoutCancel(ctx)))
+			}
+		}()
+	}
+	b := o.Bounds
+	b.Size, b.ExtentBytes = o.PrimarySize, o.ExtentBytes
+	b.NewPolicy = func(nodes policy.Nodes) policy.Policy { return policy.New(o.Policy, nodes) }
+	n.node, err = node.Open(ctx, node.Options{Core: b, Tiers: specs, Populate: o.Populate, Version: o.Version,
+		Socket: listener.Path(), Logger: o.Logger, Metrics: set})
+	if err != nil {
+		return nil, err
+	}
+	l := o.Limits
+	l.Node, l.Logger = o.Version, o.Logger
+	l.OnLookup = set.Lookup.Observe
+	n.server = engine.Serve(listener, backend{n.node}, l)
+	if n.admin != nil {
+		n.admin.Attach(n.node)
+	}
+	return n, nil
+}
+
+// Status is the node's account of itself.
+func (n *Node) Status() Status { return n.node.Status() }
+
+// Pins lists at most limit of those who keep blocks from eviction.
+func (n *Node) Pins(limit int) []Pin { return n.node.Pins(limit) }
+
+// AdminURL is where the admin server is, "" without one.
+func (n *Node) AdminURL() string {
+	if n.admin == nil {
+		return ""
+	}
+	return n.admin.URL()
+}
+
+// CheckInvariants walks the node's tables and reports a contradiction. It
+// holds up the node meanwhile.
+func (n *Node) CheckInvariants() error { return n.node.CheckInvariants() }
+
+// Close stops taking engines, lets what is under way end until ctx does, then
+// cancels it, closes the tiers and ends. The error says what was left behind.
+// The admin server ends last, so that a drain can be watched.
+func (n *Node) Close(ctx context.Context) error {
+	errs := []error{n.server.StopAccepting()}
+	_ = n.node.Drain(ctx) // what is left is said by Close below
+	errs = append(errs, n.server.Close(), n.node.Close(ctx))
+	if n.admin != nil {
+		errs = append(errs, n.admin.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// backend shows the node to the server of engines.
+type backend struct{ *node.Node }
+
+func (b backend) OpenSession(ctx context.Context, h engine.Hello) (engine.Session, error) {
+	s, err := b.Node.OpenSession(ctx, node.Greeting{NS: h.NS, Name: h.Name, Engine: h.Engine, PID: h.PID, UID: h.UID})
+	if err != nil {
+		return nil, err
+	}
+	return session{s}, nil
+}
+
+func (b backend) Status() []byte { return b.StatusJSON() }
+
+type session struct{ *node.Session }
+
+func (s session) Facts() engine.Facts {
+	return engine.Facts{ID: s.ID(), Epoch: s.Epoch(), RegionBytes: s.RegionBytes(), Strides: s.Strides()}
+}
