@@ -470,8 +470,7 @@ func (r *replay) runDry(ctx context.Context, s Source) error {
 	} else {
 		if last == 0 {
 			err = res.writeTable(r.out)
-		}
-		if err == nil {
+		} else {
 			err = writeCurves(r.out, points, int64(r.blockBytes), isTerminal(r.out))
 		}
 	}

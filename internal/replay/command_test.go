@@ -109,7 +109,7 @@ func TestSyntheticOnOwnNode(t *testing.T) {
 		if r.Requests != int64(size.Requests) || r.References != size.References {
 			t.Errorf("%d requests, %d references, want %+v", r.Requests, r.References, size)
 		}
-		if sum := r.Tiers[0].Hits + r.Tiers[1].Hits; engines == 1 && sum != r.PrefixHits {
+		if sum := r.Tiers[0].Hits + r.Tiers[1].Hits; sum < r.PrefixHits || engines == 1 && sum != r.PrefixHits {
 			t.Errorf("hits by tier add up to %d, %d prefix hits", sum, r.PrefixHits)
 		}
 		// With an unbounded tier below, one engine finds all that was ever stored.

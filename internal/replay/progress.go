@@ -38,7 +38,9 @@ func (s snapshot) line() string {
 	} else {
 		fmt.Fprintf(&b, "%s requests", commas(s.requests))
 	}
-	fmt.Fprintf(&b, ", hits %s", percent(ratio(s.hits, s.references)))
+	if s.references > 0 {
+		fmt.Fprintf(&b, ", hits %s", percent(ratio(s.hits, s.references)))
+	}
 	if sec := s.elapsed.Seconds(); s.bytes > 0 && sec > 0 {
 		fmt.Fprintf(&b, ", %s/s", humanBytes(int64(float64(s.bytes)/sec)))
 	}

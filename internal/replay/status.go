@@ -49,6 +49,7 @@ func (res *Result) fillTiers(before, after *node.Status) {
 	}
 	// A block that was pending because another engine was storing it is the
 	// primary's hit as well; the engine that waited for it cannot tell.
+	p = &res.Tiers[0]
 	p.Hits = max(p.Hits, res.PrefixHits-promoted)
 	if res.DurationSeconds > 0 {
 		res.PromoteBytesPerSecond = float64(read) / res.DurationSeconds

@@ -1,0 +1,115 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/terrace-kv/terrace"
+	"github.com/terrace-kv/terrace/internal/wire"
+	"github.com/terrace-kv/terrace/tier/fstier"
+)
+
+// realDeps starts real nodes: shared memory, sockets and files.
+func realDeps(t *testing.T) Deps {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()) // nobody serves there
+	t.Setenv("TERRACE_SOCKET", "")
+	t.Setenv("TMPDIR", t.TempDir())
+	return Deps{DefaultSocket: wire.DefaultSocket, StartNode: func(ctx context.Context, o NodeOptions) (string, func(context.Context) error, error) {
+		log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+		opt := terrace.Options{Socket: filepath.Join(o.Dir, "engine.sock"), PrimarySize: o.PrimaryBytes, Policy: o.Policy, Logger: log}
+		if o.FSRoot != "" {
+			files, err := fstier.Open(ctx, fstier.Options{Root: o.FSRoot, Capacity: o.FSBytes, Logger: log})
+			if err != nil {
+				return "", nil, err
+			}
+			opt.Tiers = []terrace.Tier{{Tier: files}}
+		}
+		n, err := terrace.Open(ctx, opt)
+		if err != nil {
+			for _, files := range opt.Tiers {
+				err = errors.Join(err, files.Tier.Close(ctx))
+			}
+			return "", nil, err
+		}
+		return opt.Socket, func(ctx context.Context) error {
+			if s := n.Status().Tables; s != (terrace.Status{}).Tables {
+				t.Errorf("tables of the node after the last engine has left: %+v", s)
+			}
+			return n.Close(ctx)
+		}, nil
+	}}
+}
+
+// TestNodeConversation is the promise, on a shorter stretch of the
+// trace and smaller blocks: with a primary of 5 % of the working set and room
+// below, the hits are those of an unbounded cache, nothing is corrupt, and the
+// files take what the tier says.
+func TestNodeConversation(t *testing.T) {
+	file := testdata(t, conversationFile)
+	const requests, blockBytes = 300, 4096
+	s, err := OpenFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := load(Limit(s, requests))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	unbounded := tr.model(len(tr.keys)).hits
+	primary := max(len(tr.keys)/20, tr.size.Largest*3/2) * blockBytes
+	for _, engines := range []int{1, 4} {
+		root := filepath.Join(t.TempDir(), "root")
+		h := &harness{deps: realDeps(t)}
+		r, _, err := h.json(t, file, "--requests", fmt.Sprint(requests), "--block-bytes", fmt.Sprint(blockBytes),
+			"--primary", fmt.Sprint(primary), "--fs", root+",unbounded", "--engines", fmt.Sprint(engines))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Corrupt != 0 || r.Dropped != 0 || r.Requests != requests || r.References != tr.size.References {
+			t.Errorf("%d engines: %+v", engines, r)
+		}
+		if engines == 1 && (r.PrefixHits != unbounded || r.StoredBlocks != int64(len(tr.keys)) || r.Refusals != 0) {
+			t.Errorf("%d prefix hits, %d stored, %d refused; an unbounded cache has %d and %d", r.PrefixHits, r.StoredBlocks, r.Refusals, unbounded, len(tr.keys))
+		}
+		used := int64(0)
+		err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				var info fs.FileInfo
+				if info, err = d.Info(); err == nil {
+					used += info.Sys().(*syscall.Stat_t).Blocks * 512
+				}
+			}
+			return err
+		})
+		if err != nil || used != r.Tiers[1].UsedBytes {
+			t.Errorf("files take %d bytes, the tier says %d (%v)", used, r.Tiers[1].UsedBytes, err)
+		}
+		if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {
+			t.Errorf("left in the temporary directory: %v, %v", left, err)
+		}
+	}
+}
+
+// TestNodeSynthetic: what a newcomer runs, smaller: traffic, hits from both
+// tiers, nothing corrupt, nothing left behind.
+func TestNodeSynthetic(t *testing.T) {
+	h := &harness{deps: realDeps(t)}
+	r, _, err := h.json(t, "--synthetic", "--block-bytes", "5000", "--primary", "8MiB", "--engines", "2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Corrupt != 0 || len(r.Tiers) != 2 || r.Tiers[0].Hits == 0 || r.Tiers[1].Hits == 0 || r.Evictions == 0 || r.Latency.ReadyP50us == 0 {
+		t.Errorf("%+v", r)
+	}
+	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {
+		t.Errorf("left in the temporary directory: %v, %v", left, err)
+	}
+}
