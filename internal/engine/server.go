@@ -199,25 +199,26 @@ func (s *Server) accept() {
 // admit gives the connection a goroutine, or turns it away.
 func (s *Server) admit(uc *net.UnixConn) {
 	c := &conn{srv: s, c: uc}
-	c.peer, c.cause = identify(uc, s.listener.gid)
+	var refusal error
+	c.peer, refusal = identify(uc, s.listener.gid)
 	s.mu.Lock()
-	if c.cause == nil && s.mu.ungreeted >= s.opts.UngreetedMax {
-		c.cause = &wire.Error{Code: wire.CodeTooMany, Message: fmt.Sprintf("%d connections have not yet greeted; try again", s.mu.ungreeted)}
+	if refusal == nil && s.mu.ungreeted >= s.opts.UngreetedMax {
+		refusal = &wire.Error{Code: wire.CodeTooMany, Message: fmt.Sprintf("%d connections have not yet greeted; try again", s.mu.ungreeted)}
 	}
 	if s.mu.closed {
-		c.cause = errServerClosed
+		refusal = errServerClosed
 	}
-	if c.cause == nil {
+	if refusal == nil {
 		s.mu.ungreeted++
 		s.mu.conns[c] = struct{}{}
 		s.wg.Go(c.run)
 	}
 	s.mu.Unlock()
-	if c.cause != nil {
+	if refusal != nil {
 		// A fresh socket has room for this, so it never waits.
 		s.refused.Add(1)
-		s.opts.Logger.Warn("engine connection turned away", "pid", c.peer.pid, "uid", c.peer.uid, "err", c.cause)
-		c.writeError(0, wire.ErrorOf(c.cause))
+		s.opts.Logger.Warn("engine connection turned away", "pid", c.peer.pid, "uid", c.peer.uid, "err", refusal)
+		c.writeError(0, wire.ErrorOf(refusal))
 		uc.Close()
 	}
 }
@@ -374,14 +375,13 @@ func (c *conn) serveWorker(r *wire.Reader, f wire.Frame) error {
 			return err
 		}
 		s.count(f.Type)
-		switch f.Type {
-		case wire.TypePing:
-			err = c.write(wire.AppendFrame(nil, f.Type|wire.ReplyBit, f.Call, wire.Empty{}))
-		case wire.TypeGoodbye:
-			_ = c.write(wire.AppendFrame(nil, f.Type|wire.ReplyBit, f.Call, wire.Empty{}))
-			return errGoodbye
-		default:
+		if f.Type != wire.TypePing && f.Type != wire.TypeGoodbye {
 			err = c.writeError(f.Call, &wire.Error{Code: wire.CodeUnsupported, Message: fmt.Sprintf("%s on an attached connection", f.Type)})
+		} else if err = (wire.Empty{}).Decode(f.Body); err == nil {
+			err = c.write(wire.AppendFrame(nil, f.Type|wire.ReplyBit, f.Call, wire.Empty{}))
+			if f.Type == wire.TypeGoodbye {
+				return errGoodbye
+			}
 		}
 		if err != nil {
 			return err

@@ -242,13 +242,16 @@ func (s *session) dispatch(f wire.Frame) (wire.Message, error) {
 			})
 		})
 	case wire.TypeStatus:
+		if err := (wire.Empty{}).Decode(f.Body); err != nil {
+			return nil, err
+		}
 		m.status.JSON = s.conn.srv.backend.Status()
 		if n := len(m.status.JSON); n > wire.FrameMax-1024 {
 			return nil, fmt.Errorf("status has %d bytes, more than a frame can carry", n)
 		}
 		return &m.status, nil
 	case wire.TypePing, wire.TypeGoodbye:
-		return wire.Empty{}, nil
+		return wire.Empty{}, wire.Empty{}.Decode(f.Body)
 	case wire.TypeHello, wire.TypeAttach:
 		return nil, fmt.Errorf("%w: this connection has greeted already; open another", core.ErrInvalid)
 	}

@@ -172,3 +172,6 @@ func (Empty) Decode(b []byte) error {
 	d := open("body", b, 0)
 	return d.close()
 }
+
+// SetCall changes the call id of an encoded frame.
+func SetCall(frame []byte, call uint32) { be.PutUint32(frame[5:], call) }
