@@ -172,6 +172,13 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		if lo.OverdueBytesMax == 0 {
 			lo.OverdueBytesMax = co.Size / 100 * int64(co.WithDefaults().OverduePercent)
 		}
+		lo.OnCall = func(d transfer.Dir, took time.Duration) {
+			if d == transfer.Read {
+				n.set.Tier(i).Read.Observe(took)
+			} else {
+				n.set.Tier(i).Write.Observe(took)
+			}
+		}
 		h.lane = transfer.NewLane(i, h.tier, lo, n)
 	}
 	n.run(n.ticker)

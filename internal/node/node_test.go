@@ -208,6 +208,9 @@ func TestBytesSurviveEvictionAndPromotion(t *testing.T) {
 				b.finish("b")
 			}
 			idle(t, n)
+			if n.set.Tier(0).Read.Count() == 0 || n.set.Tier(0).Write.Count() == 0 {
+				t.Error("tier calls were not observed")
+			}
 			if s := n.Status(); s.Tiers[0].Hits == 0 || s.Tiers[0].Hits+s.Primary.Hits != 400 {
 				t.Fatalf("%d + %d hits", s.Tiers[0].Hits, s.Primary.Hits)
 			}

@@ -38,6 +38,10 @@ type Options struct {
 	Retry   RetryOptions
 	Breaker BreakerOptions
 
+	// OnCall, if given, is told how long each Read and Write call took. It is
+	// called with the lane's lock held and must only count.
+	OnCall func(d Dir, took time.Duration)
+
 	LogEvery time.Duration // one warning per kind and cause in this time; default 10 s
 	Logger   *slog.Logger  // default slog.Default
 

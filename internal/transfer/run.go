@@ -349,6 +349,9 @@ func (l *Lane) finishLocked(ch *chunk) {
 	if ch.called {
 		q.n.calls++
 		q.n.callTime += ch.took
+		if l.opt.OnCall != nil && q.kind != kindProbe {
+			l.opt.OnCall(Dir(q.kind), ch.took)
+		}
 		if ch.panics {
 			q.n.panics++
 		}
