@@ -41,7 +41,7 @@ func main() {
 		switch e.Action {
 		case "output", "build-output":
 			text.WriteString(e.Output)
-			if e.Test == "" && (strings.HasPrefix(e.Output, "ok ") || strings.HasPrefix(e.Output, "FAIL\t") || strings.Contains(e.Output, "[no test files]")) {
+			if e.Test == "" && (strings.HasPrefix(e.Output, "ok ") || strings.HasPrefix(e.Output, "FAIL\t")) {
 				fmt.Print(e.Output)
 			}
 			continue

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/terrace-kv/terrace"
+	"github.com/terrace-kv/terrace/internal/config"
+)
+
+const (
+	statusTimeout  = 5 * time.Second
+	statusBytesMax = 16 << 20
+)
+
+func statusCommand(e env) *cobra.Command {
+	var asJSON bool
+	var watch time.Duration
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show what a node is doing", Args: cobra.NoArgs,
+		Long: "Ask a node's admin server, at the address that serve would use with the same file,\nenvironment and flags, what the node is doing. The exit code is 1 when it does not answer.",
+	}
+	s := addSettings(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the whole status as one JSON object")
+	cmd.Flags().DurationVar(&watch, "watch", 0, "show it again and again, after this time, until a signal")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := s.load(e)
+		if err != nil {
+			return err
+		}
+		addr, _, err := config.ParseListen(c.Admin.Listen)
+		if err != nil {
+			return err
+		}
+		if strings.HasSuffix(addr, ":0") {
+			return &failure{exitUsage, errors.New("admin.listen has port 0, so nobody knows where the node is: give the address that serve printed with --admin")}
+		}
+		var signals <-chan os.Signal
+		if watch > 0 {
+			signals = e.signals()
+		}
+		for {
+			st, raw, err := fetchStatus(cmd.Context(), addr)
+			if err != nil {
+				return &failure{exitFailure, err}
+			}
+			if watch > 0 && !asJSON {
+				fmt.Fprint(e.out, "\x1b[H\x1b[2J") // top left, and clear
+			}
+			if asJSON {
+				_, err = e.out.Write(raw)
+			} else {
+				err = writeStatus(e.out, st)
+			}
+			if err != nil || watch <= 0 {
+				return err
+			}
+			select {
+			case <-time.After(watch):
+			case <-signals:
+				return nil
+			}
+		}
+	}
+	return cmd
+}
+
+func fetchStatus(ctx context.Context, addr string) (*terrace.Status, []byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/v1/status", nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	// A proxy of the environment is not for a node's own address.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, nil, fmt.Errorf("no node answers: %w; start one with 'terrace serve', or give its address with --admin", err)
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, statusBytesMax))
+	var st terrace.Status
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = errors.New(resp.Status)
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &st)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s/v1/status does not answer as a node does: %w", addr, err)
+	}
+	return &st, raw, nil
+}
+
+// writeStatus is the status for people.
+func writeStatus(w io.Writer, s *terrace.Status) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(cells ...any) {
+		for i, c := range cells {
+			if i > 0 {
+				fmt.Fprint(tw, "\t")
+			}
+			fmt.Fprint(tw, c)
+		}
+		fmt.Fprintln(tw)
+	}
+	f := fmt.Sprintf
+	up := time.Duration(s.UptimeSeconds * float64(time.Second)).Round(time.Second)
+	row("node", f("%s for %s, pid %d, version %s, boot %s", s.State, up, s.PID, s.Version, s.BootID))
+	for _, m := range s.Missing {
+		row("", "waits for "+m)
+	}
+	row("socket", f("%s, %d engines", s.Socket, s.Tables.Sessions))
+	p := &s.Primary
+	row("primary", f("%s, %d blocks: %s evictable, %s pinned, %s filling, %s quarantined, %s free", human(p.CapacityBytes), p.Blocks,
+		human(p.EvictableBytes), human(p.PinnedBytes), human(p.FillingBytes), human(p.QuarantinedBytes), human(p.FreeBytes)))
+	row("", f("%d blocks hit, %d evicted, %d extents taken, %s populated", p.Hits, p.Evicted, p.ExtentsTaken, human(p.PopulatedBytes)))
+	t := &s.Tables
+	row("tables", f("%d requests, %d pins, %d reservations, %d jobs, %d waits, %d quarantined slots", t.Requests, t.Pins, t.Reservations, t.Jobs, t.Waits, t.Quarantined))
+	row("lookups", f("%d calls, p50 %.0f µs, p99 %.0f µs: %s", s.Lookups.Calls, s.Lookups.P50us, s.Lookups.P99us, counts(s.Lookups.Verdicts)))
+	st := &s.Stores
+	row("stores", f("%d blocks committed, %d aborted, %d expired; %d calls refused", st.Committed, st.Aborted, st.Expired, st.Refused))
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if len(s.Tiers) > 0 {
+		fmt.Fprintln(w)
+		row("TIER", "HEALTH (READ/WRITE)", "BLOCKS", "USED", "CAPACITY", "PROMOTED", "READ", "WRITTEN", "FAILED", "DROPPED", "CORRUPT")
+		for _, t := range s.Tiers {
+			capacity := "unbounded"
+			if t.CapacityBytes > 0 {
+				capacity = human(t.CapacityBytes)
+			}
+			row(t.Name, t.ReadHealth+"/"+t.WriteHealth, t.Blocks, human(t.UsedBytes), capacity, t.Hits, human(t.ReadBytes), human(t.WriteBytes),
+				sum(t.Failures), sum(t.Dropped), t.Corrupt)
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+		for _, t := range s.Tiers {
+			fmt.Fprintf(w, "%s: %s, %s", t.Name, t.Where, t.Mode)
+			if !t.ScanDone && t.ScanError == "" {
+				fmt.Fprintf(w, ", scan has found %d blocks", t.ScanBlocks)
+			}
+			fmt.Fprintln(w)
+			for _, c := range []struct {
+				what   string
+				counts map[string]int64
+			}{{"failed", t.Failures}, {"dropped", t.Dropped}} {
+				if sum(c.counts) > 0 {
+					fmt.Fprintf(w, "  %s: %s\n", c.what, counts(c.counts))
+				}
+			}
+			for _, x := range []struct{ what, text string }{{"scan", t.ScanError}, {"last error", t.LastError}} {
+				if x.text != "" {
+					fmt.Fprintf(w, "  %s: %s\n", x.what, x.text)
+				}
+			}
+		}
+	}
+	if len(s.Sessions) > 0 {
+		fmt.Fprintln(w)
+		row("SESSION", "ENGINE", "PID", "SINCE", "REQUESTS", "PINS", "RESERVATIONS", "NAMESPACE")
+		for _, e := range s.Sessions {
+			row(e.ID, e.Engine, e.PID, e.Since.UTC().Format(time.RFC3339), e.Requests, e.Pins, e.Reservations, e.Namespace[:min(12, len(e.Namespace))])
+		}
+	}
+	return tw.Flush()
+}
