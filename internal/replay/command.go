@@ -135,7 +135,7 @@ func Command(deps Deps) *cobra.Command {
 	f.Var(&o.blockBytes, "block-bytes", "bytes of a block")
 	f.IntVar(&o.engines, "engines", 1, "engines that share the trace, each with a session of its own")
 	f.Float64Var(&o.speed, "speed", 0, "replay the trace's arrival times so many times faster; 0 is as fast as possible")
-	f.BoolVar(&o.waitCascade, "wait-cascade", true, "end a request when its blocks have reached the tiers below; only if given with --speed above 0")
+	f.BoolVar(&o.waitCascade, "wait-cascade", true, "end a request only when its blocks have reached the tiers below; with --speed above 0, off unless given")
 	f.StringVar(&o.socket, "socket", "", "socket of the node to use (default: the one of \"terrace serve\", if a node answers there)")
 	f.Var(&o.primary, "primary", "primary of a node that replay starts, or of the dry run")
 	f.StringVar(&o.fs, "fs", "", `filesystem tier of a node that replay starts: a size, "unbounded", a directory to keep, "DIR,SIZE" or "none" (default: 10GiB in a temporary directory); in a dry run a size or "unbounded" (default: none)`)
@@ -364,7 +364,7 @@ func (r *replay) run(ctx context.Context) error {
 				return err
 			}
 		}
-		defer s.Close()
+		defer func() { _ = s.Close() }() // it was only read
 		if r.dry {
 			return r.runDry(ctx, s)
 		}

@@ -95,7 +95,7 @@ func (h *harness) idle(t *testing.T) {
 func TestSyntheticOnOwnNode(t *testing.T) {
 	for _, engines := range []int{1, 4} {
 		h := newHarness(t, 0, 4096)
-		r, stderr, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--primary", "8MiB", "--engines", fmt.Sprint(engines))
+		r, stderr, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--primary", "3MiB", "--engines", fmt.Sprint(engines))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,16 +130,16 @@ func TestSyntheticOnOwnNode(t *testing.T) {
 }
 
 func TestRunningNode(t *testing.T) {
-	h := newHarness(t, 8<<20, 4096)
-	r, stderr, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--requests", "300")
+	h := newHarness(t, 3<<20, 4096)
+	r, stderr, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--requests", "100")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.OwnNode || r.Requests != 300 || r.Node != "default.sock" || !strings.Contains(stderr, "using the node") {
+	if r.OwnNode || r.Requests != 100 || r.Node != "default.sock" || !strings.Contains(stderr, "using the node") {
 		t.Errorf("%+v, %s", r, stderr)
 	}
 	// A second run finds what the first one stored.
-	again, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--requests", "300")
+	again, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--requests", "100")
 	if err != nil || again.PrefixHits != again.References || again.StoredBlocks != 0 {
 		t.Errorf("second run: %+v, %v", again, err)
 	}
@@ -161,7 +161,7 @@ func TestRunningNode(t *testing.T) {
 // TestCorrupt: one wrong bit in one block must be found, named and make the
 // command fail.
 func TestCorrupt(t *testing.T) {
-	h := newHarness(t, 8<<20, 4096)
+	h := newHarness(t, 3<<20, 4096)
 	var bad block.Key
 	h.node.damage = func(k block.Key, b []byte) {
 		if bad == (block.Key{}) {
@@ -180,7 +180,7 @@ func TestCorrupt(t *testing.T) {
 
 // TestInterrupt: the table of what was done, and nothing left at the node.
 func TestInterrupt(t *testing.T) {
-	h := newHarness(t, 8<<20, 4096)
+	h := newHarness(t, 3<<20, 4096)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var once sync.Once
@@ -197,7 +197,7 @@ func TestInterrupt(t *testing.T) {
 
 // TestNodeDies: the table still comes, and the error says what happened.
 func TestNodeDies(t *testing.T) {
-	h := newHarness(t, 8<<20, 4096)
+	h := newHarness(t, 3<<20, 4096)
 	h.node.damage = func(block.Key, []byte) { h.node.fail = io.ErrUnexpectedEOF }
 	r, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--engines", "3")
 	if !errors.Is(err, io.ErrUnexpectedEOF) || r.Requests == 0 {

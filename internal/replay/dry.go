@@ -23,14 +23,13 @@ type dryOptions struct {
 
 // dryCounts is what a dry run counts beyond its Point.
 type dryCounts struct {
-	requests    int64
-	stored      int64
-	evicted     int64
-	blocks      int64 // in the primary at the end
-	primaryHits int64
-	secondary   factTier
-	promoted    int64
-	cascaded    int64
+	requests  int64
+	stored    int64
+	evicted   int64
+	blocks    int64 // in the primary at the end
+	secondary factTier
+	promoted  int64
+	cascaded  int64
 }
 
 // checkEvery is after how many requests a dry run looks at its context and

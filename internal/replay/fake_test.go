@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 
@@ -116,7 +117,7 @@ type fakeEngine struct {
 }
 
 // enter locks the node for one call; the caller runs the returned function.
-func (f *fakeNode) enter(name string) (leave func(), err error) {
+func (f *fakeNode) enter(ctx context.Context, name string) (leave func(), err error) {
 	f.mu.Lock()
 	f.calls[name]++
 	if len(f.status.Tiers) == 0 {
@@ -125,11 +126,11 @@ func (f *fakeNode) enter(name string) (leave func(), err error) {
 	return func() {
 		f.perform()
 		f.mu.Unlock()
-	}, f.fail
+	}, errors.Join(f.fail, ctx.Err())
 }
 
-func (e *fakeEngine) NewRequest(_ context.Context, id string) (request, error) {
-	leave, err := e.enter("new")
+func (e *fakeEngine) NewRequest(ctx context.Context, id string) (request, error) {
+	leave, err := e.enter(ctx, "new")
 	defer leave()
 	if err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ type fakeRequest struct {
 }
 
 func (q *fakeRequest) LookupInto(ctx context.Context, keys [][]block.Key, o client.LookupOptions, out *client.Answer) error {
-	leave, err := q.enter("lookup")
+	leave, err := q.enter(ctx, "lookup")
 	var (
 		ch chan *core.Answer
 		a  = new(core.Answer)
@@ -169,8 +170,8 @@ func (q *fakeRequest) LookupInto(ctx context.Context, keys [][]block.Key, o clie
 	return err
 }
 
-func (q *fakeRequest) Store(_ context.Context, group uint32, first int, keys []block.Key, fill func(int, []byte) (uint64, error)) (client.Stored, error) {
-	leave, err := q.enter("store")
+func (q *fakeRequest) Store(ctx context.Context, group uint32, first int, keys []block.Key, fill func(int, []byte) (uint64, error)) (client.Stored, error) {
+	leave, err := q.enter(ctx, "store")
 	defer leave()
 	if err != nil {
 		return client.Stored{}, err
@@ -193,8 +194,8 @@ func (q *fakeRequest) Store(_ context.Context, group uint32, first int, keys []b
 	return client.Stored{Stored: len(statuses)}, err
 }
 
-func (q *fakeRequest) Finish(context.Context) error {
-	leave, err := q.enter("finish")
+func (q *fakeRequest) Finish(ctx context.Context) error {
+	leave, err := q.enter(ctx, "finish")
 	defer leave()
 	if err != nil {
 		return err
@@ -202,8 +203,8 @@ func (q *fakeRequest) Finish(context.Context) error {
 	return q.core.Finish(q.now(), q.sid, q.id)
 }
 
-func (q *fakeRequest) Flush(_ context.Context, wait time.Duration) (client.Flushed, error) {
-	leave, err := q.enter("flush")
+func (q *fakeRequest) Flush(ctx context.Context, wait time.Duration) (client.Flushed, error) {
+	leave, err := q.enter(ctx, "flush")
 	defer leave()
 	if err != nil {
 		return core.Flushed{}, err
@@ -212,8 +213,8 @@ func (q *fakeRequest) Flush(_ context.Context, wait time.Duration) (client.Flush
 	return f, err
 }
 
-func (e *fakeEngine) Status(context.Context) ([]byte, error) {
-	leave, err := e.enter("status")
+func (e *fakeEngine) Status(ctx context.Context) ([]byte, error) {
+	leave, err := e.enter(ctx, "status")
 	defer leave()
 	if err != nil {
 		return nil, err

@@ -107,7 +107,7 @@ func (r *Result) writeTable(w io.Writer) error {
 	section := func(fill func(row func(cells ...string))) {
 		tw := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight|tabwriter.TabIndent)
 		fill(func(cells ...string) { fmt.Fprintln(tw, strings.Join(cells, "\t")+"\t") })
-		tw.Flush()
+		_ = tw.Flush() // a Builder takes all
 	}
 	state := ""
 	if r.Interrupted {
@@ -183,7 +183,7 @@ func writeCurves(w io.Writer, points []Point, blockBytes int64, plot bool) error
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t\n", p.Policy, humanBytes(p.CapacityBlocks*blockBytes),
 			commas(p.CapacityBlocks), commas(p.PrefixHits), percent(p.ratio()), commas(p.Refusals))
 	}
-	tw.Flush()
+	_ = tw.Flush() // a Builder takes all
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("print curves: %w", err)
 	}
