@@ -80,40 +80,35 @@ func Dial(ctx context.Context, o Options) (*Client, error) {
 // after it, and opens the next.
 func (c *Client) keep(ctx context.Context, s *session) {
 	expect := s.hello.Fingerprint
+	pause := c.opts.ReconnectMin // before the next attempt
 	for s != nil {
+		opened := time.Now()
 		<-s.lost
-		s.mu.Lock()
-		err := s.mu.err
-		s.mu.Unlock()
+		err := s.reason()
 		c.set(nil, err)
 		s.reader.Wait()
 		s.orphans.Wait()
 		s.region.Close() // waits for views: nothing of the old session may be mapped when we greet
 		s.file.Close()
-		s = c.reopen(ctx, &expect)
-	}
-}
 
-// reopen tries until it has a session, or the client is closed.
-func (c *Client) reopen(ctx context.Context, expect *block.Fingerprint) *session {
-	pause := c.opts.ReconnectMin
-	for ctx.Err() == nil {
-		s, err := open(ctx, &c.opts, expect)
-		if err == nil {
-			c.set(s, nil)
-			return s
+		// A session that was lost as soon as it was there gives no reason to
+		// hurry: pauses go on growing.
+		if time.Since(opened) >= c.opts.ReconnectMax {
+			pause = 0
 		}
-		if ctx.Err() != nil {
-			break
+		for s = nil; s == nil && ctx.Err() == nil; {
+			if pause > 0 {
+				select {
+				case <-ctx.Done():
+				case <-time.After(pause/2 + rand.N(pause)):
+				}
+			}
+			pause = min(max(2*pause, c.opts.ReconnectMin), c.opts.ReconnectMax)
+			if s, err = open(ctx, &c.opts, &expect); ctx.Err() == nil || s != nil {
+				c.set(s, err)
+			}
 		}
-		c.set(nil, err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause/2 + rand.N(pause)):
-		}
-		pause = min(2*pause, c.opts.ReconnectMax)
 	}
-	return nil
 }
 
 func (c *Client) set(s *session, err error) {
@@ -158,7 +153,9 @@ func (c *Client) WaitReady(ctx context.Context) error {
 		s, err, changed := c.mu.s, c.mu.err, c.mu.changed
 		c.mu.Unlock()
 		if s != nil {
-			return nil
+			if err = s.reason(); err == nil {
+				return nil
+			}
 		}
 		select {
 		case <-changed:
@@ -183,11 +180,11 @@ func (c *Client) Close() error {
 	}
 	c.mu.Unlock()
 	if first {
+		c.cancel() // first, so that nothing is opened after the goodbye
 		if s != nil {
 			_ = s.do(context.Background(), time.Second, wire.TypeGoodbye, wire.Empty{}, wire.Empty{})
 			s.fail(ErrClosed)
 		}
-		c.cancel()
 	}
 	c.wg.Wait()
 	return nil

@@ -46,6 +46,7 @@ var (
 	ErrStillPending = core.ErrStillPending
 	ErrInternal     = wire.ErrInternal
 	ErrUnsupported  = wire.ErrUnsupported
+	ErrOvertaken    = wire.ErrOvertaken // a waiting lookup, by another lookup of its request or by Finish
 )
 
 // What the node ends a session, or refuses one, with.

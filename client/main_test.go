@@ -21,6 +21,8 @@ func TestMain(m *testing.M) {
 		nodeChild()
 	case "echo":
 		echoChild()
+	case "worker":
+		workerChild()
 	default:
 		fmt.Fprintln(os.Stderr, "unknown child")
 		os.Exit(2)

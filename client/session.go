@@ -195,6 +195,13 @@ func (s *session) fail(reason error) {
 	s.conn.Close()
 }
 
+// reason is why the session is lost; nil: it is not.
+func (s *session) reason() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.err
+}
+
 // read is the session's goroutine: it decodes each reply for the call that
 // waits for it.
 func (s *session) read(r *wire.Reader) {

@@ -65,7 +65,8 @@ type Session interface {
 	// Lookup judges keys, one list a group in prefix order; len(keys) is at
 	// most the namespace's groups, and missing ones are empty lists. Either it
 	// fills out and answers false, or, only with wait above 0, it answers true
-	// and gives the verdicts to later, whose Answer is the callee's for good.
+	// and gives the verdicts to later, whose Answer is the callee's for good. A
+	// Void one tells the engine that the lookup was overtaken.
 	Lookup(id string, keys [][]block.Key, peek bool, wait time.Duration, out *core.Answer, later func(*core.Answer)) (pending bool, err error)
 
 	// Reserve takes slots for keys, of which the first is at index first of

@@ -297,10 +297,17 @@ func (c *conn) serveEngine(r *wire.Reader, f wire.Frame) error {
 		r.Max = wire.FrameMax
 		err = sess.serve(r)
 	}
-	c.fail(err)
+	if err != errGoodbye {
+		c.fail(err)
+	}
 	close(sess.done)
 	s.forget(sess)
 	sess.backend.Close()
+	if err == errGoodbye {
+		// Said last, so that the engine knows that all is given back.
+		_ = c.write(wire.AppendFrame(nil, wire.TypeGoodbye|wire.ReplyBit, sess.goodbye, wire.Empty{}))
+		c.fail(err)
+	}
 	writer.Wait()
 
 	level := slog.LevelInfo

@@ -401,6 +401,13 @@ func TestWaiting(t *testing.T) {
 			}
 		}
 	}
+	f.b.Void = true
+	id := c.send(wire.TypeLookup, lookup(10))
+	until(t, "it waits", func() bool { return f.b.Held() == 1 })
+	f.b.Release()
+	if err := c.reply(id, wire.TypeLookup, e); !errors.Is(err, wire.ErrOvertaken) {
+		t.Fatalf("an overtaken lookup: %v", err)
+	}
 	// A refused one gives its place back at once.
 	for range 5 {
 		if err := c.call(wire.TypeFlush, &wire.Flush{Request: "none"}, e); !errors.Is(err, core.ErrNoRequest) {

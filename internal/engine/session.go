@@ -22,7 +22,8 @@ type session struct {
 
 	workers map[*conn]struct{} // guarded by the server's mu
 
-	requests int // unfinished; the reader's
+	requests int    // unfinished; the reader's
+	goodbye  uint32 // call to be answered when all is given back
 
 	// Calls that are answered later. A call takes its place here before the
 	// node hears of it and gives it back when its answer has been written, so
@@ -126,6 +127,13 @@ func (s *session) serve(r *wire.Reader) error {
 // call carries out one call and answers it, unless it waits. An error ends the
 // session.
 func (s *session) call(f wire.Frame) (waits bool, err error) {
+	if f.Type == wire.TypeGoodbye {
+		if err := (wire.Empty{}).Decode(f.Body); err != nil {
+			return false, err
+		}
+		s.goodbye = f.Call
+		return false, errGoodbye
+	}
 	m, err := s.dispatch(f)
 	switch {
 	case err != nil:
@@ -138,13 +146,7 @@ func (s *session) call(f wire.Frame) (waits bool, err error) {
 		return true, nil
 	}
 	s.out = wire.AppendFrame(s.out[:0], f.Type|wire.ReplyBit, f.Call, m)
-	if err := s.conn.write(s.out); err != nil {
-		return false, err
-	}
-	if f.Type == wire.TypeGoodbye {
-		return false, errGoodbye
-	}
-	return false, nil
+	return false, s.conn.write(s.out)
 }
 
 // dispatch returns the reply, or nil when it comes later.
@@ -250,7 +252,7 @@ func (s *session) dispatch(f wire.Frame) (wire.Message, error) {
 			return nil, fmt.Errorf("status has %d bytes, more than a frame can carry", n)
 		}
 		return &m.status, nil
-	case wire.TypePing, wire.TypeGoodbye:
+	case wire.TypePing:
 		return wire.Empty{}, wire.Empty{}.Decode(f.Body)
 	case wire.TypeHello, wire.TypeAttach:
 		return nil, fmt.Errorf("%w: this connection has greeted already; open another", core.ErrInvalid)
@@ -282,7 +284,11 @@ func (s *session) lookup(call uint32, m *wire.Lookup) (wire.Message, error) {
 		return nil, err
 	}
 	pending, err := s.backend.Lookup(m.Request, m.Keys, m.Peek, ms(m.WaitMS), &s.m.answer.Answer, func(a *core.Answer) {
-		s.answer(laterReply{call: call, t: wire.TypeLookup, m: &wire.LookupReply{Answer: *a}, keys: int64(n)})
+		r := laterReply{call: call, t: wire.TypeLookup, m: &wire.LookupReply{Answer: *a}, keys: int64(n)}
+		if a.Void {
+			r.t, r.m = wire.TypeError, wire.ErrorOf(wire.ErrOvertaken)
+		}
+		s.answer(r)
 	})
 	if err == nil && pending {
 		return nil, nil

@@ -30,6 +30,7 @@ const (
 	CodeTooMany      Code = 11
 	CodeStillPending Code = 12
 	CodeUnsupported  Code = 13
+	CodeOvertaken    Code = 14
 
 	CodeMalformed  Code = 64
 	CodeVersion    Code = 65
@@ -42,6 +43,7 @@ const (
 var (
 	ErrInternal    = errors.New("the node failed at this call")
 	ErrUnsupported = errors.New("call is not known to the node")
+	ErrOvertaken   = errors.New("lookup was overtaken by another call of its request")
 	ErrMalformed   = errors.New("malformed frame")
 	ErrVersion     = errors.New("no common protocol version")
 	ErrForbidden   = errors.New("not allowed")
@@ -67,6 +69,7 @@ var codes = []struct {
 	{CodeTooMany, "too_many", core.ErrTooMany},
 	{CodeStillPending, "still_pending", core.ErrStillPending},
 	{CodeUnsupported, "unsupported", ErrUnsupported},
+	{CodeOvertaken, "overtaken", ErrOvertaken},
 	{CodeMalformed, "malformed", ErrMalformed},
 	{CodeVersion, "version", ErrVersion},
 	{CodeNamespace, "namespace", tier.ErrNamespaceMismatch},

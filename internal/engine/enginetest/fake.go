@@ -54,6 +54,8 @@ type Backend struct {
 
 	// Hold keeps waiting lookups, flushes and resets until Release.
 	Hold bool
+	// Void makes their lookups end overtaken.
+	Void bool
 	// Open, if set, runs in OpenSession; its error is returned.
 	Open func(ctx context.Context, h engine.Hello) error
 	// Reserving, if set, runs in Reserve, outside the lock.
@@ -70,6 +72,7 @@ type Backend struct {
 		gen     uint32
 		free    []core.Slot
 		held    []func()
+		firsts  []int
 		leases  []*arena.Lease
 		aborted int
 	}
@@ -185,6 +188,26 @@ func (b *Backend) Aborted() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.mu.aborted
+}
+
+// Reserved lists the first indexes of the reserves so far.
+func (b *Backend) Reserved() []int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.mu.firsts)
+}
+
+// Corrupt flips a bit of a stored block.
+func (b *Backend) Corrupt(spec block.Spec, k block.Key) error {
+	ns, err := block.NewNamespace(spec)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.mu.blocks[ns.Fingerprint()][k]
+	b.arena.Bytes(e.lease.Slot.Offset(), 1)[0] ^= 1
+	return nil
 }
 
 // Attached counts the attaches, of all sessions, whose processes can still
@@ -317,8 +340,10 @@ func (s *session) Lookup(id string, keys [][]block.Key, peek bool, wait time.Dur
 			copied[i] = slices.Clone(keys[i])
 		}
 		s.b.laterLocked(func() {
-			a := new(core.Answer)
-			s.judge(r, copied, peek, a)
+			a := &core.Answer{Void: s.b.Void}
+			if !a.Void {
+				s.judge(r, copied, peek, a)
+			}
 			later(a)
 		})
 		return true, nil
@@ -377,6 +402,7 @@ func (s *session) Reserve(id string, group uint32, first int, keys []block.Key, 
 	if err != nil {
 		return out, err
 	}
+	s.b.mu.firsts = append(s.b.mu.firsts, first)
 	need := 0
 	for _, k := range keys {
 		if s.blocks[k] == nil {
