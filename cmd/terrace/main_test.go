@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -21,7 +22,9 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace"
+	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/config"
+	"github.com/terrace-kv/terrace/tier"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write golden files anew")
@@ -32,12 +35,23 @@ const asTerrace = "RUN_AS_TERRACE"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asTerrace) != "" {
+		tierTypes["hang"] = tierType{
+			settings: func() any { return &struct{}{} },
+			open: func(_ context.Context, c *config.Tier, _ *slog.Logger) (tier.Tier, error) {
+				return &hangingTier{missingTier{info: tier.Info{Name: c.Name, Type: c.Type, Medium: tier.MediumStorage, Locality: tier.LocalityLocal}, why: errors.New("none")}}, nil
+			},
+		}
 		main()
 	}
 	os.Exit(m.Run())
 }
 
-// terrace runs a command line in this process.
+// hangingTier has writes that never end, as those of a dead mount.
+type hangingTier struct{ missingTier }
+
+func (*hangingTier) Write(context.Context, *block.Namespace, []tier.Item) { select {} }
+
+// runHere runs a command line in this process.
 func runHere(vars []string, args ...string) (code int, stdout, stderr string) {
 	var out, err bytes.Buffer
 	code = run(args, env{out: &out, err: &err, vars: vars, exit: func(int) {}, signals: func() <-chan os.Signal { return nil }})
@@ -377,6 +391,81 @@ func TestSecondSignalEnds(t *testing.T) {
 	signals <- syscall.SIGINT
 	if code := <-exited; code != exitSignaled {
 		t.Errorf("exit code %d", code)
+	}
+}
+
+// store makes a node store a few blocks.
+func store(t *testing.T, socket string) {
+	t.Helper()
+	code, out, errs := runHere(nil, "replay", "--synthetic", "--requests", "2", "--socket", socket, "--wait-cascade=false", "--json", "--quiet")
+	if code != 0 {
+		t.Fatalf("replay: %d %s %s", code, out, errs)
+	}
+}
+
+func socketOf(t *testing.T, block string) string {
+	t.Helper()
+	m := regexp.MustCompile(`socket +(\S+)`).FindStringSubmatch(block)
+	if m == nil {
+		t.Fatalf("no socket in %q", block)
+	}
+	return m[1]
+}
+
+// TestDrainIsBounded: a tier that hangs holds up the end no longer than it may,
+// and is named.
+func TestDrainIsBounded(t *testing.T) {
+	p, block := start(t, "serve", "--primary", "64MiB", "--admin", ":0", "--no-fs", "--set", "tiers.hang.name=dead-mount", "--drain-timeout", "300ms")
+	store(t, socketOf(t, block))
+	_ = p.Process.Signal(syscall.SIGTERM)
+	if code := p.ends(t); code != exitLeft || !strings.Contains(p.stderr.String(), "dead-mount") {
+		t.Errorf("exit code %d\n%s", code, p.stderr)
+	}
+}
+
+func TestSecondSignalCutsTheDrain(t *testing.T) {
+	p, block := start(t, "serve", "--primary", "64MiB", "--admin", ":0", "--no-fs", "--set", "tiers.hang.name=dead-mount", "--drain-timeout", "1h")
+	store(t, socketOf(t, block))
+	addr := adminOf(t, block)
+	_ = p.Process.Signal(syscall.SIGTERM)
+	for { // the drain can be watched
+		st, _, err := fetchStatus(t.Context(), addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.State == "draining" && !st.Ready {
+			break
+		}
+	}
+	_ = p.Process.Signal(syscall.SIGTERM)
+	if code := p.ends(t); code != exitSignaled {
+		t.Errorf("exit code %d\n%s", code, p.stderr)
+	}
+}
+
+// TestReplayStartsItsOwnNode: nothing runs, and all of it works.
+func TestReplayStartsItsOwnNode(t *testing.T) {
+	p := launch(t, "replay", "--synthetic", "--requests", "20", "--primary", "16MiB", "--json", "--quiet")
+	var out string
+	for line := range p.lines {
+		out += line + "\n"
+	}
+	if code := p.ends(t); code != exitOK {
+		t.Fatalf("exit code %d\n%s", code, p.stderr)
+	}
+	var res struct {
+		Requests     int
+		Corrupt      int
+		StoredBlocks int64 `json:"stored_blocks"`
+		OwnNode      bool  `json:"own_node"`
+		Tiers        []struct {
+			Name       string
+			WriteBytes int64 `json:"write_bytes"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &res); err != nil || res.Requests != 20 || res.Corrupt != 0 || res.StoredBlocks == 0 || !res.OwnNode ||
+		len(res.Tiers) != 2 || res.Tiers[1].Name != "fs" || res.Tiers[1].WriteBytes == 0 {
+		t.Errorf("%v %s", err, out)
 	}
 }
 
