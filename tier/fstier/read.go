@@ -106,10 +106,10 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item, hdr
 // readFailed turns an error of opening or reading a block's file into the
 // item's outcome.
 func (t *Tier) readFailed(n *namespace, it *tier.Item, err error) error {
-	if !gone(err) && !errIs(err, unix.ELOOP, unix.ENXIO, unix.ESPIPE, unix.ENODEV) {
+	if !gone(err) && !errIs(err, unix.ELOOP, unix.ENXIO, unix.ESPIPE, unix.ENODEV, unix.EINVAL) {
 		return t.fail("read", it.Key, err)
 	}
-	// Somebody else removed the file or put something in its place.
+	// Perhaps somebody removed the file or put something in its place.
 	mu := t.stripeOf(n, &it.Key)
 	mu.Lock()
 	defer mu.Unlock()
@@ -127,9 +127,7 @@ func (t *Tier) readFailed(n *namespace, it *tier.Item, err error) error {
 	case st.Regular() && gone(err):
 		return tier.ErrNotFound // it was, for a moment
 	case st.Regular():
-		e := t.fail("read", it.Key, fmt.Errorf("the file was replaced under the read: %w", err))
-		e.Class = tier.ClassRetryable
-		return e
+		return t.fail("read", it.Key, err)
 	}
 	_ = t.setAsideLocked(n, it.Key, "not a regular file")
 	return &tier.Error{Op: "read", Tier: t.o.Name, Key: it.Key, Class: tier.ClassCorrupt, Cause: tier.CauseHeader,
@@ -171,21 +169,18 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 // block, and what it is charged. It is called under the key's stripe. An error
 // means that it cannot be told.
 func (t *Tier) validLocked(n *namespace, key block.Key, length int) (bytes int64, ok bool, err error) {
-	f, err := t.fs.Open(n.file(key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
-	if gone(err) || errIs(err, unix.ELOOP, unix.ENXIO) {
+	st, err := t.fs.Lstat(n.file(key))
+	if gone(err) || (err == nil && (!st.Regular() || st.Size != fileSize(length))) {
 		return 0, false, nil
 	}
+	if err != nil {
+		return 0, false, err
+	}
+	f, err := t.fs.Open(n.file(key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
 	if err != nil {
 		return 0, false, err
 	}
 	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
-	if err != nil {
-		return 0, false, err
-	}
-	if !st.Regular() || st.Size != fileSize(length) {
-		return 0, false, nil
-	}
 	hdr := t.headers.get()
 	defer t.headers.put(hdr)
 	got, err := vfs.ReadFull(f, [][]byte{hdr}, 0)
