@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/terrace-kv/terrace/internal/invariants"
 )
 
 // TestGoldenLRU is the promise of a dry run: within half a point of the golden
@@ -20,13 +22,13 @@ func TestGoldenLRU(t *testing.T) {
 		"mooncake_fast25_synthetic":    syntheticFile,
 		"weka_claude_code_178":         wekaFile,
 	} {
-		if raceEnabled && file == wekaFile {
-			t.Logf("%s is left to the run without -race, where it takes seconds", file)
+		if invariants.Enabled && file == wekaFile {
+			t.Logf("%s is left to the run without race detector and invariants, where it takes seconds", file)
 			continue
 		}
 		tr, g := loadFile(t, file), golden[name]
 		for i, c := range g.Capacities {
-			if c.Blocks < tr.size.Largest || raceEnabled && i > 0 {
+			if c.Blocks < tr.size.Largest || invariants.Enabled && i > 0 {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/%d", name, c.Blocks), func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/invariants"
 )
 
 // modelLRU is the rule of golden_lru.json, as simply as it can be said:
@@ -126,7 +127,7 @@ func TestModelGolden(t *testing.T) {
 		t.Fatalf("%d distinct, %d references, want %d and %d", len(tr.keys), tr.size.References, golden.Distinct, golden.References)
 	}
 	some := golden.Capacities[:2]
-	if raceEnabled {
+	if invariants.Enabled {
 		some = some[:1]
 	}
 	for _, c := range some {
