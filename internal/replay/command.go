@@ -123,6 +123,10 @@ func Command(deps Deps) *cobra.Command {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			defer context.AfterFunc(ctx, stop)()
+			// A reader of the table that has gone must not keep what was
+			// started from being stopped and removed.
+			signal.Ignore(syscall.SIGPIPE)
+			defer signal.Reset(syscall.SIGPIPE)
 			return r.run(ctx)
 		},
 	}

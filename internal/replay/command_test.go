@@ -205,6 +205,27 @@ func TestNodeDies(t *testing.T) {
 	}
 }
 
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+// TestReaderGone: a table that nobody reads is an error, but what was started
+// is stopped and removed all the same.
+func TestReaderGone(t *testing.T) {
+	h := newHarness(t, 0, 4096)
+	cmd := Command(h.deps)
+	cmd.SetArgs([]string{"--synthetic", "--block-bytes", "4KiB", "--requests", "3", "--quiet"})
+	cmd.SetOut(closedPipe{})
+	cmd.SilenceErrors = true
+	err := cmd.ExecuteContext(t.Context())
+	if !errors.Is(err, syscall.EPIPE) || h.stopped != 1 {
+		t.Errorf("error %v, node stopped %d times", err, h.stopped)
+	}
+	if _, err := os.Stat(h.started[0].Dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("directory of the node is left behind: %v", err)
+	}
+}
+
 // TestRefusals: a primary that is too small for a prompt costs hits, not the run.
 func TestRefusals(t *testing.T) {
 	h := newHarness(t, 40*4096, 4096)
