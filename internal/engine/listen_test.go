@@ -91,6 +91,23 @@ func TestListenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer alive.Close()
+	// A node that is too busy to accept is alive.
+	busy := filepath.Join(dir, "busy")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		if err = unix.Bind(fd, &unix.SockaddrUnix{Name: busy}); err == nil {
+			err = unix.Listen(fd, 0)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := net.Dial("unix", busy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
 	taken := listen(t, filepath.Join(dir, "taken"), "")
 	for path, want := range map[string]string{
 		file:                         "not a socket",
@@ -98,6 +115,7 @@ func TestListenRefuses(t *testing.T) {
 		filepath.Join(link, "s"):     "written by everybody",
 		filepath.Join(file, "s"):     "not a directory",
 		filepath.Join(dir, "alive"):  "another process",
+		busy:                         "another process",
 		taken.Path():                 "another process",
 		strings.Repeat("/x", 60):     "allows 107",
 		filepath.Join(dir, "\x00no"): "invalid",

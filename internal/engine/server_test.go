@@ -413,6 +413,11 @@ func TestWaiting(t *testing.T) {
 		if err := c.call(wire.TypeFlush, &wire.Flush{Request: "none"}, e); !errors.Is(err, core.ErrNoRequest) {
 			t.Fatalf("flush of no request: %v", err)
 		}
+		none := lookup(60)
+		none.Request = "none"
+		if err := c.call(wire.TypeLookup, none, e); !errors.Is(err, core.ErrNoRequest) {
+			t.Fatalf("lookup of no request: %v", err)
+		}
 	}
 	// An answer after the end goes nowhere.
 	c.send(wire.TypeLookup, lookup(10))

@@ -923,12 +923,13 @@ func TestReaderRefuses(t *testing.T) {
 		{"less than a header", []byte{0, 0, 0, 4, 1, 0, 0, 0, 0}, ErrMalformed},
 		{"one beyond", binaryBig(GreetFrameMax + 1), ErrMalformed},
 		{"as large as can be, but only said so", binaryBig(GreetFrameMax), io.ErrUnexpectedEOF},
+		{"the same, and some of it", append(binaryBig(GreetFrameMax), make([]byte, 17<<10)...), io.ErrUnexpectedEOF},
 	} {
 		r := NewReader(bytes.NewReader(c.input))
 		if _, err := r.Read(); !errors.Is(err, c.err) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.err)
 		}
-		if len(r.buf) > 16<<10 {
+		if len(r.buf) > max(16<<10, 2*len(c.input)) {
 			t.Errorf("%s: a buffer of %d bytes for %d that came", c.name, len(r.buf), len(c.input))
 		}
 	}
