@@ -14,7 +14,8 @@ import (
 	"github.com/terrace-kv/terrace/internal/wire"
 )
 
-// Options of a Server. The zero value is usable.
+// Options of a Server. The zero value is usable; what is not above 0 gets the
+// default.
 type Options struct {
 	// Node is the node's version, told in the reply to hello.
 	Node string
@@ -60,13 +61,13 @@ type Options struct {
 	OnLookup func(time.Duration)
 }
 
-// EnsureDefaults fills what was left empty.
+// EnsureDefaults fills in the defaults.
 func (o *Options) EnsureDefaults() {
 	for _, d := range []struct {
 		field *int
 		value int
 	}{{&o.SessionsMax, 256}, {&o.WorkersMax, 64}, {&o.UngreetedMax, 64}, {&o.RequestsMax, 1 << 16}, {&o.WaitsMax, 1024}, {&o.WaitKeysMax, 1 << 20}} {
-		if *d.field == 0 {
+		if *d.field <= 0 {
 			*d.field = d.value
 		}
 	}
@@ -74,7 +75,7 @@ func (o *Options) EnsureDefaults() {
 		field *time.Duration
 		value time.Duration
 	}{{&o.GreetTimeout, 5 * time.Second}, {&o.OpenTimeout, 10 * time.Second}, {&o.WriteTimeout, 5 * time.Second}} {
-		if *d.field == 0 {
+		if *d.field <= 0 {
 			*d.field = d.value
 		}
 	}

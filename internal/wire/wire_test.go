@@ -689,7 +689,7 @@ func TestRoundTrip(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	for _, typ := range allTypes() {
 		used := newMessage(typ)
-		for range 200 {
+		for range 60 {
 			m := randomMessage(typ, r)
 			b := m.Append(nil)
 			if err := used.Decode(b); err != nil {
