@@ -2,11 +2,11 @@ package policy
 
 // lru evicts what was used longest ago.
 //
-// Busy blocks stay in the list until Oldest meets one: it is then parked, out
-// of the list, and comes back when it is idle: to the old end if nobody used
-// it meanwhile, else to the young end. So the end of a transfer does not make a
-// block look recently used, and a list full of busy blocks is walked once, not
-// at each eviction.
+// Busy blocks stay in the list until Oldest or Newer meets one: it is then
+// parked, out of the list, and comes back when it is idle: to the old end if
+// nobody used it meanwhile, else to the young end. So the end of a transfer
+// does not make a block look recently used, and a list full of busy blocks is
+// walked once, not at each eviction.
 type lru struct {
 	nodes  Nodes
 	oldest uint32
@@ -62,25 +62,20 @@ func (p *lru) Remove(id uint32, _ uint64, _ bool) {
 	*n = Node{}
 }
 
-func (p *lru) Oldest() uint32 {
-	for id := p.oldest; id != 0; id = p.oldest {
-		if !p.nodes.Busy(id) {
-			return id
-		}
+func (p *lru) Oldest() uint32 { return p.idleFrom(p.oldest) }
+
+func (p *lru) Newer(id uint32) uint32 { return p.idleFrom(p.nodes.Node(id).Next) }
+
+// idleFrom is the first idle block from id on. It parks the busy ones before it.
+func (p *lru) idleFrom(id uint32) uint32 {
+	for id != 0 && p.nodes.Busy(id) {
 		n := p.nodes.Node(id)
+		next := n.Next
 		p.unlink(id, n)
 		n.Meta = lruParked
+		id = next
 	}
-	return 0
-}
-
-func (p *lru) Newer(id uint32) uint32 {
-	for id = p.nodes.Node(id).Next; id != 0; id = p.nodes.Node(id).Next {
-		if !p.nodes.Busy(id) {
-			return id
-		}
-	}
-	return 0
+	return id
 }
 
 // The list runs from oldest (Prev 0) to newest (Next 0).
