@@ -36,38 +36,53 @@ func (c *Core) CheckInvariants() error {
 	live := map[*request]bool{}
 	quietSlots := map[Slot]bool{}
 	for _, s := range c.sessions {
-		for _, q := range sortedRequests(s) {
-			if q.state != reqActive && q.state != reqFinishing {
+		unfinished, kept := 0, 0
+		for _, q := range s.all() {
+			switch q.state {
+			case reqActive, reqFinishing:
+				unfinished++
+			case reqHandover:
+				kept++
+			default:
 				return fmt.Errorf("request %q in state %d is still listed", q.id, q.state)
 			}
 			live[q] = true
-			requests++
 		}
-		for _, q := range s.keep {
-			if q.state != reqHandover {
-				return fmt.Errorf("request %q in state %d is kept", q.id, q.state)
+		if unfinished != s.unfinished || kept != s.kept {
+			return fmt.Errorf("session %d counts %d requests and %d hand-overs, has %d and %d", s.id, s.unfinished, s.kept, unfinished, kept)
+		}
+		requests += unfinished
+		handovers += kept
+		for id, q := range s.requests {
+			for old := q.older; old != nil; old = old.older {
+				if old.id != id || old.state != reqFinishing || old.newer.older != old {
+					return fmt.Errorf("generation of request %q in state %d hangs behind a newer one of %q", old.id, old.state, id)
+				}
 			}
-			live[q] = true
-			handovers++
 		}
 		for _, sl := range s.quiet {
 			quietSlots[sl] = true
 		}
-		if s.dead && len(s.quiet) == 0 {
+		if s.dead && len(s.quiet) == 0 && s.unfinished == 0 {
 			return fmt.Errorf("session-settles: session %d is dead and holds nothing, but is still there", s.id)
 		}
-		if s.dead && len(s.keep) > 0 {
-			return fmt.Errorf("session-settles: dead session %d keeps %d requests", s.id, len(s.keep))
+		if s.dead && s.keep != nil {
+			return fmt.Errorf("session-settles: dead session %d keeps request %q", s.id, s.keep.id)
 		}
 	}
+	expired := map[*session]int64{}
 	for q := range live {
 		if err := countPins(q); err != nil {
 			return err
 		}
 		n := 0
 		for h := q.fillHead; h != 0; h = c.fills[h].next {
-			if c.fills[h].q != q {
+			f := &c.fills[h]
+			if f.q != q {
 				return fmt.Errorf("fill %d in the list of request %q is another's", h, q.id)
+			}
+			if f.expired {
+				expired[q.s] += c.bytesOf(f.slot)
 			}
 			n++
 		}
@@ -84,6 +99,11 @@ func (c *Core) CheckInvariants() error {
 			return fmt.Errorf("request %q is finished and was not finalised", q.id)
 		}
 	}
+	for _, s := range c.sessions {
+		if expired[s] != s.overdueBytes {
+			return fmt.Errorf("session %d counts %d bytes of expired reservations, has %d", s.id, s.overdueBytes, expired[s])
+		}
+	}
 	if npins != c.pins.Len() || npins != c.pinIndex.Len() {
 		return fmt.Errorf("%d pins held, %d recorded, %d indexed", npins, c.pins.Len(), c.pinIndex.Len())
 	}
@@ -95,7 +115,7 @@ func (c *Core) CheckInvariants() error {
 	}
 
 	reading, writing := make([]int, len(c.tiers)), make([]int, len(c.tiers))
-	overdue := make([]int64, len(c.tiers))
+	overdue, inflight := make([]int64, len(c.tiers)), make([]int64, len(c.tiers))
 	jobQuiet := map[Slot]bool{}
 	for _, j := range c.jobs {
 		open, loud := 0, 0
@@ -108,12 +128,13 @@ func (c *Core) CheckInvariants() error {
 				continue
 			}
 			loud++
+			inflight[j.tier] += c.bytesOf(b.slot)
 			e := c.at(b.slot)
 			if !b.settled {
 				open++
 			}
 			if j.overdue {
-				overdue[j.tier] += int64(c.classOf(b.slot).stride) * PageSize
+				overdue[j.tier] += c.bytesOf(b.slot)
 			}
 			if j.kind == Cascade {
 				writing[j.tier]++
@@ -139,9 +160,9 @@ func (c *Core) CheckInvariants() error {
 	}
 	for t := range c.tiers {
 		ts := &c.tiers[t]
-		if reading[t] != ts.reading || writing[t] != ts.writing || overdue[t] != ts.overdueBytes {
-			return fmt.Errorf("tier %d counts %d reading, %d writing, %d overdue bytes; has %d, %d, %d",
-				t, ts.reading, ts.writing, ts.overdueBytes, reading[t], writing[t], overdue[t])
+		if reading[t] != ts.reading || writing[t] != ts.writing || overdue[t] != ts.overdueBytes || inflight[t] != ts.inflight {
+			return fmt.Errorf("tier %d counts %d reading, %d writing, %d bytes in flight, %d overdue; has %d, %d, %d, %d",
+				t, ts.reading, ts.writing, ts.inflight, ts.overdueBytes, reading[t], writing[t], inflight[t], overdue[t])
 		}
 	}
 

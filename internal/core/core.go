@@ -40,8 +40,12 @@ type Options struct {
 	// other. Default 10; negative means none.
 	ReservePercent int
 	// OverduePercent of the region that one tier's overdue jobs may hold
-	// before the tier counts as down. Default 10.
+	// before the tier counts as down, and one session's expired reservations
+	// before it gets no new ones. Default 10.
 	OverduePercent int
+	// InflightPercent of the region that the unfinished jobs of one tier may
+	// hold, so that one which hangs cannot take the primary with it. Default 50.
+	InflightPercent int
 
 	LookupTimeout       time.Duration // default 10 s
 	ProbeTimeout        time.Duration // default 2 s
@@ -82,6 +86,7 @@ func (o Options) WithDefaults() Options {
 	num(&o.ReservePercent, 10)
 	o.ReservePercent = max(0, o.ReservePercent)
 	num(&o.OverduePercent, 10)
+	num(&o.InflightPercent, 50)
 	num(&o.FactsMax, 65536)
 	num(&o.RequestsMax, 65536)
 	if o.NewPolicy == nil {
@@ -132,7 +137,7 @@ type Core struct {
 	classes    []class
 	index      *keymap.Table // key → slot + 1; INVARIANT(key-unique)
 	salt       uint64
-	clock      uint32
+	clock      uint64 // counts uses
 	released   []Slot
 
 	// Who uses it.
@@ -164,6 +169,7 @@ type Core struct {
 	scratch struct {
 		marks    [][]int8
 		slots    [][]Slot
+		good     []int
 		room     []int
 		presence []tier.Presence
 		keys     []block.Key
@@ -185,17 +191,28 @@ type groupFacts struct {
 	window int // 0: full attention
 }
 
+// session is one engine's lease. It leaves the table when it is dead and
+// nothing of it is left.
 type session struct {
-	id       SessionID
-	ns       NamespaceID
-	requests map[string]*request
-	// former lists finishing requests whose id a newer generation has taken.
-	former []*request
-	// keep lists requests whose blocks wait for a hand-over, in order of finish.
-	keep []*request
+	id SessionID
+	ns NamespaceID
+	// requests has the newest unfinished generation of each id; older ones,
+	// which are finishing, hang behind it.
+	requests   map[string]*request
+	unfinished int      // all generations
+	keep       *request // list of requests whose blocks wait for a hand-over
+	kept       int      // in keep
 	// quiet waits for the engine's processes to let go of these slots.
-	quiet []Slot
-	dead  bool
+	quiet        []Slot
+	overdueBytes int64 // in expired reservations that it has not given back
+	dead         bool
+}
+
+// settleSession forgets a dead session that holds nothing any more.
+func (c *Core) settleSession(s *session) {
+	if s.dead && len(s.quiet) == 0 && s.unfinished == 0 {
+		delete(c.sessions, s.id)
+	}
 }
 
 // New makes a core with an empty region.
@@ -241,7 +258,8 @@ func (c *Core) emit(e Effect) { c.effects = append(c.effects, e) }
 // performs them in order before it lets another call in.
 func (c *Core) TakeEffects(buf []Effect) []Effect {
 	if len(c.released) > 0 {
-		c.emit(ReleasedSlots{Slots: c.released})
+		// First: what follows may already use such a slot again.
+		buf = append(buf, ReleasedSlots{Slots: c.released})
 		c.released = nil
 	}
 	buf = append(buf, c.effects...)
@@ -314,7 +332,11 @@ func (c *Core) CloseSession(now Time, id SessionID) (quarantined int, err error)
 	}
 	c.now = now
 	s.dead = true
-	for _, q := range sortedRequests(s) {
+	for _, q := range s.all() {
+		if q.state == reqHandover {
+			c.endHandover(q)
+			continue
+		}
 		c.endRequest(q)
 		for h := q.fillHead; h != 0; {
 			f := &c.fills[h]
@@ -328,12 +350,7 @@ func (c *Core) CloseSession(now Time, id SessionID) (quarantined int, err error)
 			h = next
 		}
 	}
-	for len(s.keep) > 0 {
-		c.endHandover(s.keep[0])
-	}
-	if len(s.quiet) == 0 {
-		delete(c.sessions, id)
-	}
+	c.settleSession(s)
 	c.settle()
 	return len(s.quiet), nil
 }
@@ -349,7 +366,8 @@ func (c *Core) SessionQuiet(now Time, id SessionID) error {
 		c.unquarantine(slot)
 		c.release(slot, c.at(slot))
 	}
-	delete(c.sessions, id)
+	s.quiet = nil
+	c.settleSession(s)
 	return nil
 }
 
@@ -462,6 +480,7 @@ func (c *Core) Tick(now Time) {
 			c.reservationOverdue(t.resv)
 		case timerHandover:
 			c.endHandover(t.req)
+			c.stats.HandoversExpired++
 		case timerReset:
 			c.endReset(false)
 		}

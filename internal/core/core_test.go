@@ -2,7 +2,10 @@ package core
 
 import (
 	"encoding/binary"
+	"errors"
+	"reflect"
 	"testing"
+	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/tier"
@@ -40,7 +43,7 @@ type rig struct {
 
 func newRig(t *testing.T, blocks, tiers int, mod func(*Options)) *rig {
 	r := &rig{t: t, now: 1}
-	o := Options{Size: int64(blocks) * PageSize, ExtentBytes: 1 << 24}
+	o := Options{Size: int64(blocks) * PageSize, ExtentBytes: 1 << 24, InflightPercent: 100}
 	for i := range tiers {
 		r.have = append(r.have, map[block.Key]bool{})
 		o.Tiers = append(o.Tiers, TierFacts{Name: "t", Medium: tier.MediumStorage, Known: func(_ NamespaceID, keys []block.Key, out []tier.Presence) {
@@ -86,9 +89,11 @@ func (r *rig) request(id string) {
 }
 
 // store reserves and commits keys, and returns how many were granted.
-func (r *rig) store(id string, keys []block.Key) int {
+func (r *rig) store(id string, keys []block.Key) int { r.t.Helper(); return r.storeIn(id, 0, keys) }
+
+func (r *rig) storeIn(id string, group uint32, keys []block.Key) int {
 	r.t.Helper()
-	g := r.must(r.c.Reserve(r.now, r.sid, id, 0, 0, keys, nil)).([]Grant)
+	g := r.must(r.c.Reserve(r.now, r.sid, id, group, 0, keys, nil)).([]Grant)
 	var f []Fill
 	for i := range g {
 		if g[i].Status == Granted {
@@ -135,6 +140,140 @@ func (r *rig) run(o Outcome) (jobs int) {
 		r.check()
 	}
 	return jobs
+}
+
+// reserve takes slots for keys of the one group.
+func (r *rig) reserve(id string, keys []block.Key) []Grant {
+	r.t.Helper()
+	g := r.must(r.c.Reserve(r.now, r.sid, id, 0, 0, keys, nil)).([]Grant)
+	r.check()
+	return g
+}
+
+func fillsOf(g []Grant, keys []block.Key) (f []Fill) {
+	for i := range g {
+		if g[i].Status == Granted {
+			f = append(f, Fill{Slot: g[i].Slot, Gen: g[i].Gen, Sum: sumOf(keys[i]), HasSum: true})
+		}
+	}
+	return f
+}
+
+func sumOf(k block.Key) uint64 { return binary.BigEndian.Uint64(k[:]) }
+
+func (r *rig) commit(id string, f ...Fill) []FillStatus {
+	r.t.Helper()
+	st := r.must(r.c.Commit(r.now, r.sid, id, f, nil)).([]FillStatus)
+	r.check()
+	return st
+}
+
+func (r *rig) abort(id string, f ...Fill) []FillStatus {
+	r.t.Helper()
+	st := r.must(r.c.Abort(r.now, r.sid, id, f, nil)).([]FillStatus)
+	r.check()
+	return st
+}
+
+func (r *rig) finish(id string) {
+	r.t.Helper()
+	r.must(nil, r.c.Finish(r.now, r.sid, id))
+	r.check()
+}
+
+// tick lets time pass.
+func (r *rig) tick(d time.Duration) {
+	r.t.Helper()
+	r.now += Time(d)
+	r.c.Tick(r.now)
+	r.check()
+}
+
+// verdicts peeks at keys.
+func (r *rig) verdicts(id string, keys []block.Key) []Verdict {
+	r.t.Helper()
+	a := &Answer{}
+	r.must(r.c.Lookup(r.now, r.sid, id, [][]block.Key{keys}, LookupOptions{Peek: true}, a))
+	return a.Groups[0].Verdicts
+}
+
+// effects takes all effects of a type out of those collected.
+func effects[T Effect](r *rig) (out []T) {
+	rest := r.fx[:0]
+	for _, e := range r.fx {
+		if v, ok := e.(T); ok {
+			out = append(out, v)
+		} else {
+			rest = append(rest, e)
+		}
+	}
+	r.fx = rest
+	return out
+}
+
+// jobs takes the jobs of a kind that were started.
+func (r *rig) jobs(k JobKind) (out []StartJob) {
+	var rest []Effect
+	for _, j := range effects[StartJob](r) {
+		if j.Kind == k {
+			out = append(out, j)
+		} else {
+			rest = append(rest, j)
+		}
+	}
+	r.fx = append(r.fx, rest...)
+	return out
+}
+
+// results reports every block of a job.
+func (r *rig) results(j StartJob, o Outcome, cause tier.Cause) {
+	r.t.Helper()
+	var res []JobResult
+	for i := range j.Blocks {
+		res = append(res, r.result(j, i, o, cause))
+	}
+	r.c.JobResults(r.now, j.ID, res)
+	r.check()
+}
+
+func (r *rig) result(j StartJob, i int, o Outcome, cause tier.Cause) JobResult {
+	res := JobResult{Index: i, Outcome: o, Sum: sumOf(j.Blocks[i].Key)}
+	if o != Done {
+		res.Class, res.Cause = tier.ClassPermanent, cause
+	} else if j.Kind == Cascade {
+		r.have[j.Tier][j.Blocks[i].Key] = true
+	}
+	return res
+}
+
+// idle checks that nothing is left: every table empty, all of the region free,
+// evictable or remainder.
+func (r *rig) idle() {
+	r.t.Helper()
+	r.check()
+	s := r.c.Stats()
+	if s.Free+s.Evictable+s.Remainder != s.Capacity || s.Pins+s.Requests+s.Handovers+s.Reservations+s.Jobs+s.Waits+s.Fills+s.Timers+s.QuietSlots != 0 {
+		r.t.Fatalf("idle is not zero: %+v", s)
+	}
+	for t := range s.Tiers {
+		if s.Reading[t]+s.Writing[t] != 0 || s.OverdueBytes[t] != 0 || r.c.tiers[t].inflight != 0 {
+			r.t.Fatalf("tier %d is not idle: %+v", t, s)
+		}
+	}
+}
+
+func (r *rig) want(what string, got, want any) {
+	r.t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		r.t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func (r *rig) wantErr(what string, got, want error) {
+	r.t.Helper()
+	if !errors.Is(got, want) {
+		r.t.Fatalf("%s: got error %v, want %v", what, got, want)
+	}
 }
 
 func (r *rig) answer(w WaitID) *Answer {

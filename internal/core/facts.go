@@ -139,14 +139,10 @@ func (c *Core) addProbe(t int, ns NamespaceID, key *block.Key) {
 	c.tiers[t].probes = append(c.tiers[t].probes, *key)
 }
 
-// wantFact registers the request with the probe of the key that it waits for.
-func (c *Core) wantFact(q *request, key *block.Key) {
-	for t := range c.tiers {
-		if f := c.facts[factKey{uint8(t), q.s.ns, *key}]; f != nil && f.state == factProbing {
-			f.wanted = addInterest(f.wanted, q)
-			return
-		}
-	}
+// wantFact registers the request with a probe that is under way.
+func (c *Core) wantFact(q *request, t int, key *block.Key) {
+	f := c.facts[factKey{uint8(t), q.s.ns, *key}]
+	f.wanted = addInterest(f.wanted, q)
 }
 
 func (c *Core) startProbes(ns NamespaceID) {

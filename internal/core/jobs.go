@@ -12,9 +12,10 @@ import (
 // tierState is what the core tracks of a secondary tier.
 type tierState struct {
 	facts           TierFacts
-	readUp, writeUp bool // what its breakers say
-	reading         int  // blocks in promotions that are not quiet
-	writing         int  // blocks in cascades that are not quiet
+	readUp, writeUp bool  // what its breakers say
+	reading         int   // blocks in promotions that are not quiet
+	writing         int   // blocks in cascades that are not quiet
+	inflight        int64 // bytes of both
 	overdueBytes    int64
 	probes          []block.Key // to be asked for when the lookup under way ends
 	stats           TierCounters
@@ -32,7 +33,13 @@ func (t *tierState) up(k JobKind, overdueMax int64) bool {
 	return t.readUp
 }
 
-func (c *Core) overdueMax() int64 { return c.opt.Size / 100 * int64(c.opt.OverduePercent) }
+func (c *Core) overdueMax() int64 { return c.opt.Size * int64(c.opt.OverduePercent) / 100 }
+
+// fits says whether a tier may be given one more block of so many bytes when
+// so many are in flight already. One block it may always have.
+func (c *Core) fits(inflight, bytes int64) bool {
+	return inflight == 0 || inflight+bytes <= c.opt.Size*int64(c.opt.InflightPercent)/100
+}
 
 // job is asynchronous work. It ends once, when each of its keys has an
 // outcome; it leaves the table when all its buffers are quiet as well.
@@ -114,20 +121,24 @@ func (c *Core) cascade(q *request, ready []Slot) {
 			q.failed += len(ready)
 			continue
 		}
-		n := min(len(ready), ts.facts.WriteBlocksMax-ts.writing)
-		ts.stats.Dropped[DropFull] += int64(len(ready) - n)
-		q.failed += len(ready) - n
-		if n <= 0 {
+		n := len(ready) // roots are last: they are worth most
+		for n > 0 && ts.writing < ts.facts.WriteBlocksMax && c.fits(ts.inflight, c.bytesOf(ready[n-1])) {
+			n--
+			ts.writing++
+			ts.inflight += c.bytesOf(ready[n])
+		}
+		ts.stats.Dropped[DropFull] += int64(n)
+		q.failed += n
+		if n == len(ready) {
 			continue
 		}
 		j := c.newJob(Cascade, t, q.s.ns, c.opt.CascadeTimeout)
-		j.blocks = make([]jobBlock, 0, n)
-		for _, s := range ready[len(ready)-n:] { // roots are last: they are worth most
+		j.blocks = make([]jobBlock, 0, len(ready)-n)
+		for _, s := range ready[n:] {
 			c.pin(s, c.at(s))
 			j.add(s, q)
 		}
-		ts.writing += n
-		q.cascades += n
+		q.cascades += len(ready) - n
 		c.startJob(j)
 	}
 }
@@ -156,6 +167,9 @@ func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
 			c.stats.ForeignResults++
 			continue
 		}
+		if r.Outcome != Done && r.Cause == tier.CauseSource && j.kind == Cascade {
+			c.corrupt(j.blocks[r.Index].slot) // true however late
+		}
 		if j.blocks[r.Index].settled {
 			c.tiers[j.tier].stats.Late++
 		} else {
@@ -166,14 +180,23 @@ func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
 	c.settle()
 }
 
+// corrupt forgets a block whose bytes are not what was committed: nobody may
+// have them.
+func (c *Core) corrupt(s Slot) {
+	if e := c.at(s); e.state == slotResident {
+		c.stats.CorruptPrimary++
+		c.doom(s, e)
+	}
+}
+
 // settleBlock gives one block of a job its outcome.
 func (c *Core) settleBlock(j *job, r JobResult) {
 	b := &j.blocks[r.Index]
 	b.settled = true
 	ts := &c.tiers[j.tier]
 	s, e := b.slot, c.at(b.slot)
-	bytes := int64(c.classOf(s).stride) * PageSize
-	if r.Outcome == Failed {
+	bytes := c.bytesOf(s)
+	if r.Outcome == Failed && r.Class != tier.ClassNotFound {
 		ts.stats.Failures[r.Cause]++
 		if r.Class == tier.ClassCorrupt {
 			ts.stats.Corrupt++
@@ -191,7 +214,9 @@ func (c *Core) settleBlock(j *job, r JobResult) {
 		c.forgetFill(h)
 	case j.kind == Promotion:
 		h, key := e.holder, e.key
-		if r.Outcome == Failed {
+		if j.reset == nil || r.Outcome == Failed {
+			// Also when transfer gave up without a reason: who wants the block
+			// would have it read again at once, and again.
 			c.distrust(j.tier, j.ns, &key)
 		}
 		c.dropFill(h)
@@ -205,11 +230,6 @@ func (c *Core) settleBlock(j *job, r JobResult) {
 		c.believe(j.tier, j.ns, &e.key)
 	default:
 		b.q.failed++
-		if r.Cause == tier.CauseSource && e.state == slotResident {
-			// The bytes are not what was committed: nobody may have them.
-			c.stats.CorruptPrimary++
-			c.doom(s, e)
-		}
 	}
 	if j.kind == Cascade {
 		b.q.cascades--
@@ -226,8 +246,9 @@ func (c *Core) quietBlock(j *job, i int) {
 	b.quiet = true
 	ts := &c.tiers[j.tier]
 	s, e := b.slot, c.at(b.slot)
+	ts.inflight -= c.bytesOf(s)
 	if j.overdue {
-		ts.overdueBytes -= int64(c.classOf(s).stride) * PageSize
+		ts.overdueBytes -= c.bytesOf(s)
 	}
 	if j.kind == Cascade {
 		ts.writing--
@@ -279,7 +300,7 @@ func (c *Core) jobOverdue(j *job) {
 	j.overdue = true
 	for i := range j.blocks {
 		if !j.blocks[i].quiet {
-			c.tiers[j.tier].overdueBytes += int64(c.classOf(j.blocks[i].slot).stride) * PageSize
+			c.tiers[j.tier].overdueBytes += c.bytesOf(j.blocks[i].slot)
 		}
 	}
 	c.failJob(j, Failed)

@@ -47,7 +47,7 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 		c.timers.arm(&q.lookupTimer, now+Time(c.opt.LookupTimeout))
 	}
 	if o.WaitUntil <= now {
-		c.tell(q, out) // the engine may load these already
+		c.tell(q, out, false) // the engine may load these already
 		return 0, nil
 	}
 	w := &waitingLookup{id: WaitID(c.nextID()), keys: make([][]block.Key, len(keys))}
@@ -124,28 +124,44 @@ func (c *Core) conclude(q *request, a *Answer) {
 			c.stats.Verdicts[v]++
 		}
 	}
-	c.tell(q, a)
+	c.tell(q, a, true)
 	c.dropSoft(q)
 }
 
-// tell notes that the engine hears of the leases of an answer, and which tier
-// each was served from.
-func (c *Core) tell(q *request, a *Answer) {
+// tell notes that the engine hears of the leases of an answer. A final one
+// counts which tier each was served from.
+func (c *Core) tell(q *request, a *Answer, final bool) {
 	for _, f := range c.scratch.fresh {
 		c.tellPin(q, f.pin)
 	}
+	ordered := q.promoted == 0
 	for g := range a.Groups {
-		for _, l := range a.Groups[g].Leases {
+		leases := a.Groups[g].Leases
+		if final {
+			c.stats.PrimaryHits += int64(len(leases))
+		}
+		if ordered && q.soft == 0 {
+			continue
+		}
+		for _, l := range leases {
 			if l.Gen == 0 {
 				continue
 			}
-			c.stats.PrimaryHits++
-			if q.soft == 0 {
+			h := c.findPin(q, l.Slot)
+			c.tellPin(q, h)
+			if !final || ordered {
 				continue
 			}
-			if from := c.tellPin(q, c.findPin(q, l.Slot)); from > 0 {
-				c.tiers[from-1].stats.Hits++
+			// Pins were taken as reads came in. The list must be in prefix
+			// order again, because in its order blocks will age.
+			p := c.pins.At(h)
+			c.unlinkPin(q, p)
+			c.linkPin(q, h, 0)
+			if p.from > 0 {
+				c.tiers[p.from-1].stats.Hits++
 				c.stats.PrimaryHits--
+				p.from = 0
+				q.promoted--
 			}
 		}
 	}
@@ -172,13 +188,13 @@ type freshPin struct {
 // now; peek changes nothing.
 //
 // A mark says more of a verdict: t+1 for a block that tier t has (HitPending)
-// or may have (Retry) and for which nothing is under way yet.
+// or may have (Retry) and for which nothing is under way yet, -t-1 for one that
+// tier t is being asked for (Retry).
 func (c *Core) judge(q *request, keys [][]block.Key, peek, overdue bool, out *Answer) {
 	n := &c.ns[q.s.ns]
 	j := &judgement{c: c, q: q, n: n, keys: keys, peek: peek, overdue: overdue, out: out}
 	j.prepare()
-	limit := j.limit()
-	tokens := j.fit(limit)
+	tokens := j.fit(j.limit())
 	c.scratch.fresh = c.scratch.fresh[:0]
 	if !peek {
 		if !overdue && q.pending > 0 {
@@ -194,7 +210,7 @@ func (c *Core) judge(q *request, keys [][]block.Key, peek, overdue bool, out *An
 		}
 		j.unpinBeyond(tokens)
 	}
-	j.finish(tokens, limit)
+	j.finish(tokens)
 }
 
 type judgement struct {
@@ -206,7 +222,35 @@ type judgement struct {
 	out           *Answer
 	marks         [][]int8
 	slots         [][]Slot // where the primary has what is Hit or HitPending without a mark
+	good          []int    // so many keys of a group from its first on are no Miss
 	below         bool     // some mark is set
+	cuts          int
+}
+
+// cutsMax bounds how often a run is shortened for lack of room before the
+// lookup makes do with what is in the primary.
+const cutsMax = 8
+
+// cut makes a Miss of a key that there is no room for.
+func (j *judgement) cut(g, i int, why Verdict) {
+	j.out.Groups[g].Verdicts[i], j.marks[g][i] = why, 0
+	j.good[g] = min(j.good[g], i)
+}
+
+// shorten cuts a run that cannot be promoted as a whole.
+func (j *judgement) shorten(g, i int, why Verdict) {
+	j.cut(g, i, why)
+	j.c.stats.PromotionsShortened++
+	if j.cuts++; j.cuts < cutsMax {
+		return
+	}
+	for g := range j.keys {
+		for i, t := range j.marks[g] {
+			if t > 0 && j.out.Groups[g].Verdicts[i] == HitPending {
+				j.cut(g, i, why)
+			}
+		}
+	}
 }
 
 // prepare sizes the answer and the marks; neither allocates when they have
@@ -227,6 +271,11 @@ func (j *judgement) prepare() {
 		*sl = append(*sl, nil)
 	}
 	j.slots = (*sl)[:len(j.keys)]
+	j.good = j.c.scratch.good[:0]
+	for range j.keys {
+		j.good = append(j.good, 0)
+	}
+	j.c.scratch.good = j.good
 	for g := range j.keys {
 		n := len(j.keys[g])
 		a := &j.out.Groups[g]
@@ -288,13 +337,14 @@ const lookChunk = 32 // keys looked at together: enough to batch, few to waste
 
 func (j *judgement) prefixEnd(g, n int) int {
 	v := j.out.Groups[g].Verdicts
-	for i := range n {
+	for i := j.good[g]; i < n; i++ {
 		if v[i] == VerdictNone {
 			j.look(g, i, min(n, i+lookChunk))
 		}
 		if v[i].Miss() {
 			return i
 		}
+		j.good[g] = i + 1
 	}
 	return n
 }
@@ -379,7 +429,7 @@ func (j *judgement) consult(g int, at []int) {
 			clear(have)
 		}
 		for k, i := range at {
-			if marks[i] != 0 || v[i] == Retry {
+			if marks[i] != 0 {
 				continue // an earlier tier has it or may have it
 			}
 			p, under, why := have[k], false, VerdictNone
@@ -400,11 +450,13 @@ func (j *judgement) consult(g int, at []int) {
 				v[i] = MissWaited
 			case c.draining:
 				v[i] = MissDraining
+			case j.cuts >= cutsMax:
+				v[i] = MissNoRoom
 			case p == tier.Present:
 				v[i], marks[i] = HitPending, int8(t+1)
 				j.below = true
 			case under:
-				v[i] = Retry
+				v[i], marks[i] = Retry, -int8(t+1)
 			default:
 				v[i], marks[i] = Retry, int8(t+1)
 			}
@@ -424,7 +476,7 @@ func (j *judgement) pinHits(tokens int64) {
 				continue
 			}
 			s := j.slots[g][i]
-			if h := c.pinFor(j.q, s, c.at(s), 0, false); h != 0 {
+			if h, fresh := c.pinFor(j.q, s, c.at(s), 0, false); fresh {
 				c.scratch.fresh = append(c.scratch.fresh, freshPin{h, g, i})
 			}
 		}
@@ -433,8 +485,9 @@ func (j *judgement) pinHits(tokens int64) {
 
 // unpinBeyond gives back pins of this lookup that the run turned out not to need.
 func (j *judgement) unpinBeyond(tokens int64) {
-	kept := j.c.scratch.fresh[:0]
-	for _, f := range j.c.scratch.fresh {
+	fresh := j.c.scratch.fresh
+	kept := fresh[:0]
+	for _, f := range fresh {
 		if first, end := j.run(f.g, tokens); f.i < first || f.i >= end {
 			j.c.dropPin(j.q, f.pin)
 		} else {
@@ -442,6 +495,9 @@ func (j *judgement) unpinBeyond(tokens int64) {
 		}
 	}
 	j.c.scratch.fresh = kept
+	if len(kept) < len(fresh) {
+		j.pinHits(tokens) // a key that stands twice was pinned for where it is not needed
+	}
 }
 
 // probe asks for what is not known of the run, and says whether anything is.
@@ -456,11 +512,11 @@ func (j *judgement) probe(tokens int64) bool {
 				continue
 			}
 			pending = true
-			if t := j.marks[g][i]; t > 0 {
-				c.addProbe(int(t-1), j.q.s.ns, &j.keys[g][i])
-				j.marks[g][i] = 0
+			t := int(j.marks[g][i])
+			if t > 0 {
+				c.addProbe(t-1, j.q.s.ns, &j.keys[g][i])
 			}
-			c.wantFact(j.q, &j.keys[g][i])
+			c.wantFact(j.q, max(t, -t)-1, &j.keys[g][i])
 		}
 	}
 	if pending {
@@ -485,8 +541,9 @@ func (j *judgement) promote(tokens int64) bool {
 	}
 	c.scratch.room = room
 	var credit [TiersMax]int
+	var inflight [TiersMax]int64
 	for t := range c.tiers {
-		credit[t] = c.tiers[t].facts.ReadBlocksMax - c.tiers[t].reading
+		credit[t], inflight[t] = c.tiers[t].facts.ReadBlocksMax-c.tiers[t].reading, c.tiers[t].inflight
 	}
 	need := 0
 	for g := range j.keys {
@@ -500,16 +557,18 @@ func (j *judgement) promote(tokens int64) bool {
 			if room[ki] < 0 {
 				room[ki] = c.admit(&c.classes[ki], usePromote)
 			}
-			if room[ki] == 0 || credit[t-1] <= 0 {
-				v[i], j.marks[g][i] = MissNoRoom, 0
-				if room[ki] > 0 {
-					v[i] = MissUnavailable
-				}
-				c.stats.PromotionsShortened++
+			if room[ki] == 0 {
+				j.shorten(g, i, MissNoRoom)
+				return false
+			}
+			bytes := int64(c.classes[ki].stride) * PageSize
+			if credit[t-1] <= 0 || !c.fits(inflight[t-1], bytes) {
+				j.shorten(g, i, MissUnavailable)
 				return false
 			}
 			room[ki]--
 			credit[t-1]--
+			inflight[t-1] += bytes
 			need++
 		}
 	}
@@ -542,12 +601,15 @@ func (j *judgement) startPromotions(tokens int64) bool {
 				j.marks[g][i], j.slots[g][i] = 0, s // the same key stands twice in the prompt
 				continue
 			}
-			s, e, ok := c.take(j.n.groups[g].class, usePromote)
-			if !ok {
-				v[i], j.marks[g][i] = MissNoRoom, 0
-				c.stats.PromotionsShortened++
+			ki := j.n.groups[g].class
+			if len(c.classes) > 1 && c.admit(&c.classes[ki], usePromote) == 0 {
+				j.shorten(g, i, MissNoRoom)
 				stands = false
 				break
+			}
+			s, e, ok := c.take(ki, usePromote)
+			if !ok {
+				panic("core: an admitted promotion found no slot")
 			}
 			if jobs[t] == nil {
 				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, c.opt.PromoteTimeout)
@@ -555,6 +617,7 @@ func (j *judgement) startPromotions(tokens int64) bool {
 			c.fillSlot(s, e, j.q.s.ns, key, fill{slot: s, kind: fillPromote, job: jobs[t], idx: len(jobs[t].blocks)})
 			jobs[t].add(s, nil)
 			c.tiers[t].reading++
+			c.tiers[t].inflight += c.bytesOf(s)
 			j.marks[g][i], j.slots[g][i] = 0, s
 		}
 	}
@@ -563,7 +626,24 @@ func (j *judgement) startPromotions(tokens int64) bool {
 			c.startJob(jb)
 		}
 	}
+	if !stands {
+		j.lookAgain(tokens)
+	}
 	return stands
+}
+
+// lookAgain forgets the hits beyond the run: they are not pinned, and room for
+// the run may have been made of them.
+func (j *judgement) lookAgain(tokens int64) {
+	for g := range j.keys {
+		first, end := j.run(g, tokens)
+		for i, v := range j.out.Groups[g].Verdicts {
+			if v == Hit && (i < first || i >= end) {
+				j.out.Groups[g].Verdicts[i] = VerdictNone
+				j.good[g] = min(j.good[g], i)
+			}
+		}
+	}
 }
 
 // want registers the request with every fill that the run waits for.
@@ -583,13 +663,9 @@ func (j *judgement) want(tokens int64) {
 }
 
 // finish writes the answer that the verdicts amount to.
-func (j *judgement) finish(tokens, limit int64) {
+func (j *judgement) finish(tokens int64) {
 	out := j.out
 	out.Tokens, out.Final = tokens, true
-	beyond := MissUnusable
-	if m := j.q.params.MaxLoadTokens; m >= 0 && tokens == limit {
-		beyond = MissCapped
-	}
 	for g := range j.keys {
 		a := &out.Groups[g]
 		first, end := j.run(g, tokens)
@@ -612,8 +688,12 @@ func (j *judgement) finish(tokens, limit int64) {
 			a.Leases = append(a.Leases, l)
 		}
 		for i := end; i < len(a.Verdicts); i++ {
-			if !a.Verdicts[i].Miss() {
-				a.Verdicts[i] = beyond
+			if a.Verdicts[i].Miss() {
+				continue
+			}
+			a.Verdicts[i] = MissUnusable
+			if m := j.q.params.MaxLoadTokens; m >= 0 && int64(i+1)*j.n.groups[g].tpb > m {
+				a.Verdicts[i] = MissCapped
 			}
 		}
 	}

@@ -10,8 +10,8 @@ import (
 // pinRecord is one request's pin on one block.
 type pinRecord struct {
 	slot       Slot
-	told       bool  // an answer has told the engine of it
-	from       uint8 // tier that it was promoted from for this request, + 1
+	told       bool  // the engine knows of it, or it is kept for a hand-over
+	from       uint8 // tier that it was promoted from for this request, + 1, until an answer has counted it
 	prev, next uint32
 	seq        uint64 // of the request
 	since      Time
@@ -31,32 +31,50 @@ func (c *Core) findPin(q *request, s Slot) uint32 {
 	return h
 }
 
-// pinFor pins a block for a request that does not pin it yet. It returns the
-// record, 0 if there was one.
-func (c *Core) pinFor(q *request, s Slot, e *slot, from uint8, told bool) uint32 {
-	if e.pins > 0 && c.findPin(q, s) != 0 {
-		return 0
+// pinFor pins a block for a request that does not pin it yet, and returns the
+// record. fresh says that there was none.
+func (c *Core) pinFor(q *request, s Slot, e *slot, from uint8, told bool) (h uint32, fresh bool) {
+	if e.pins > 0 {
+		if h = c.findPin(q, s); h != 0 {
+			if told {
+				c.tellPin(q, h)
+			}
+			return h, false
+		}
 	}
-	h := c.pins.Alloc()
-	p := c.pins.At(h)
-	*p = pinRecord{slot: s, from: from, told: told, seq: q.seq, since: c.now, prev: q.pinTail}
-	if q.pinTail != 0 {
-		c.pins.At(q.pinTail).next = h
-	} else {
-		q.pinHead = h
-	}
-	q.pinTail = h
+	h = c.pins.Alloc()
+	*c.pins.At(h) = pinRecord{slot: s, from: from, told: told, seq: q.seq, since: c.now}
+	c.linkPin(q, h, 0)
 	q.npins++
 	if !told {
 		q.soft++
 	}
+	if from > 0 {
+		q.promoted++
+	}
 	c.pinIndex.Insert(pinHash(q.seq, s), h)
 	c.pin(s, e)
-	return h
+	return h, true
 }
 
-func (c *Core) dropPin(q *request, h uint32) {
+// linkPin puts a pin into the request's list before another, 0 for last.
+func (c *Core) linkPin(q *request, h, before uint32) {
 	p := c.pins.At(h)
+	p.next = before
+	if before != 0 {
+		b := c.pins.At(before)
+		p.prev, b.prev = b.prev, h
+	} else {
+		p.prev, q.pinTail = q.pinTail, h
+	}
+	if p.prev != 0 {
+		c.pins.At(p.prev).next = h
+	} else {
+		q.pinHead = h
+	}
+}
+
+func (c *Core) unlinkPin(q *request, p *pinRecord) {
 	if p.prev != 0 {
 		c.pins.At(p.prev).next = p.next
 	} else {
@@ -67,9 +85,32 @@ func (c *Core) dropPin(q *request, h uint32) {
 	} else {
 		q.pinTail = p.prev
 	}
+}
+
+// keepStored pins a block that the request has stored, for its hand-over. A
+// prompt is stored tail first, so it goes before those stored earlier: the list
+// is in prefix order.
+func (c *Core) keepStored(q *request, s Slot, e *slot) {
+	h, fresh := c.pinFor(q, s, e, 0, true)
+	if fresh && q.pinStored != 0 {
+		c.unlinkPin(q, c.pins.At(h))
+		c.linkPin(q, h, q.pinStored)
+	}
+	q.pinStored = h
+}
+
+func (c *Core) dropPin(q *request, h uint32) {
+	p := c.pins.At(h)
+	if q.pinStored == h {
+		q.pinStored = p.next
+	}
+	c.unlinkPin(q, p)
 	q.npins--
 	if !p.told {
 		q.soft--
+	}
+	if p.from > 0 {
+		q.promoted--
 	}
 	s := p.slot
 	c.pinIndex.Delete(pinHash(q.seq, s), h)
@@ -98,9 +139,7 @@ func (c *Core) Pin(now Time, sid SessionID, name string, keys []block.Key, out [
 	for i := range keys {
 		var l Lease
 		if s, e, ok := c.find(q.s.ns, &keys[i]); ok && e.state == slotResident {
-			if h := c.pinFor(q, s, e, 0, true); h == 0 {
-				c.tellPin(q, c.findPin(q, s))
-			}
+			c.pinFor(q, s, e, 0, true)
 			l = Lease{Slot: s, Gen: e.gen, Sum: e.sum}
 		}
 		out = append(out, l)
@@ -108,15 +147,12 @@ func (c *Core) Pin(now Time, sid SessionID, name string, keys []block.Key, out [
 	return out, nil
 }
 
-// tellPin marks a pin as known to the engine, and says which tier served it.
-func (c *Core) tellPin(q *request, h uint32) (from uint8) {
-	p := c.pins.At(h)
-	if p.told {
-		return 0
+// tellPin marks a pin as known to the engine.
+func (c *Core) tellPin(q *request, h uint32) {
+	if p := c.pins.At(h); !p.told {
+		p.told = true
+		q.soft--
 	}
-	p.told = true
-	q.soft--
-	return p.from
 }
 
 // Unpin gives back pins of the request. A lease that is not its own, or stale,
@@ -184,7 +220,7 @@ func (c *Core) PinList(limit int) []PinInfo {
 	}
 	slices.SortFunc(sids, func(a, b *session) int { return cmp.Compare(a.id, b.id) })
 	for _, s := range sids {
-		for _, q := range append(sortedRequests(s), s.keep...) {
+		for _, q := range s.all() {
 			for h := q.pinHead; h != 0; h = c.pins.At(h).next {
 				if len(out) >= limit {
 					return out

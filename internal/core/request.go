@@ -27,10 +27,15 @@ type request struct {
 	load   uint16 // bit t: may load from tier t
 	store  uint16 // bit t: may store to tier t
 
+	// Neighbours among the generations of its id, or in session.keep.
+	older, newer *request
+
 	// Pins, oldest first. INVARIANT(pins-are-a-set): at most one a block.
 	pinHead, pinTail uint32
 	npins            int
-	soft             int // pins that no answer has told the engine of yet
+	soft             int    // pins that no answer has told the engine of yet
+	promoted         int    // pins whose tier no answer has counted yet
+	pinStored        uint32 // the first of those that it has stored, for a hand-over
 
 	// Reservations and blocks being summed.
 	fillHead uint32
@@ -51,6 +56,7 @@ type request struct {
 	dirty       bool // in core.rejudge
 
 	handover timer
+	keeping  int // blocks that others fill and that it is to keep
 }
 
 type waitingLookup struct {
@@ -64,29 +70,41 @@ type flushWait struct {
 	until Time
 }
 
-// interest is a request that wants to hear of a fill or a probe.
+// interest is a request that wants to hear of a fill or a probe. Lists of them
+// are in the order of the requests' seq, one entry a request.
 type interest struct {
 	q     *request
-	epoch uint64
+	epoch uint64 // of its lookup; 0: none
+	keep  bool   // it is to keep the block for its hand-over
 }
 
-// keepEpoch marks the interest of a request that is to keep the block for its
-// hand-over; it stands until the request is gone.
-const keepEpoch = 0
-
-// addInterest registers the request once for what ends later.
-func addInterest(list []interest, q *request) []interest {
-	for i := range list {
-		if list[i].q == q && list[i].epoch != keepEpoch {
-			if list[i].epoch != q.epoch {
-				list[i].epoch = q.epoch
-				q.pending++
-			}
-			return list
-		}
+// interestOf is the request's entry in a list, made if it has none.
+func interestOf(list []interest, q *request) ([]interest, *interest) {
+	i, ok := slices.BinarySearchFunc(list, q.seq, func(w interest, seq uint64) int { return cmp.Compare(w.q.seq, seq) })
+	if !ok {
+		list = slices.Insert(list, i, interest{q: q})
 	}
-	q.pending++
-	return append(list, interest{q, q.epoch})
+	return list, &list[i]
+}
+
+// addInterest registers a lookup for what ends later.
+func addInterest(list []interest, q *request) []interest {
+	list, w := interestOf(list, q)
+	if w.epoch != q.epoch {
+		w.epoch = q.epoch
+		q.pending++
+	}
+	return list
+}
+
+// addKeep registers a request for its hand-over.
+func addKeep(list []interest, q *request) []interest {
+	list, w := interestOf(list, q)
+	if !w.keep {
+		w.keep = true
+		q.keeping++
+	}
+	return list
 }
 
 // NewRequest starts a request. An id that is unfinished is a conflict; one
@@ -104,13 +122,10 @@ func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error 
 	if c.draining {
 		return ErrDraining
 	}
-	if len(s.requests)+len(s.former) >= c.opt.RequestsMax {
-		return fmt.Errorf("%w: session has %d unfinished requests", ErrTooMany, len(s.requests)+len(s.former))
+	if n := s.unfinished + s.kept; n >= c.opt.RequestsMax {
+		return fmt.Errorf("%w: session has %d unfinished requests and hand-overs", ErrTooMany, n)
 	}
 	c.now = now
-	if old != nil {
-		s.former = append(s.former, old)
-	}
 	q := &request{s: s, id: name, seq: c.nextID(), params: p, epoch: 1}
 	for t := range c.tiers {
 		f := &c.tiers[t].facts
@@ -124,7 +139,8 @@ func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error 
 	q.lookupTimer = timer{kind: timerLookup, req: q}
 	q.flushTimer = timer{kind: timerFlush, req: q}
 	q.handover = timer{kind: timerHandover, req: q}
-	s.requests[name] = q
+	s.requests[name] = link(old, q)
+	s.unfinished++
 	c.requests++
 	return nil
 }
@@ -187,20 +203,24 @@ func (c *Core) finalise(q *request) {
 	}
 	c.answerFlushes(q, q.s.dead)
 	c.emit(RequestFinished{Session: q.s.id, Request: q.id})
-	if q.s.requests[q.id] == q {
-		delete(q.s.requests, q.id)
+	s := q.s
+	if newest := unlink(s.requests[q.id], q); newest != nil {
+		s.requests[q.id] = newest
 	} else {
-		q.s.former = without(q.s.former, q)
+		delete(s.requests, q.id)
 	}
+	s.unfinished--
 	c.requests--
-	if !q.params.RemoteDecoder || q.npins == 0 || q.s.dead {
+	if !q.params.RemoteDecoder || q.npins == 0 && q.keeping == 0 || s.dead {
 		c.unpinAll(q)
 		c.timers.disarm(&q.handover)
 		q.state = reqGone
+		c.settleSession(s)
 		return
 	}
 	q.state = reqHandover
-	q.s.keep = append(q.s.keep, q)
+	s.keep = link(s.keep, q)
+	s.kept++
 	c.handovers++
 }
 
@@ -213,21 +233,45 @@ func (c *Core) endHandover(q *request) {
 		c.unpinAll(q)
 	case reqHandover:
 		c.unpinAll(q)
-		q.s.keep = without(q.s.keep, q)
+		q.s.keep = unlink(q.s.keep, q)
+		q.s.kept--
 		q.state = reqGone
 		c.handovers--
-		c.stats.HandoversExpired++
 	}
 }
 
-func without(list []*request, q *request) []*request {
-	return slices.DeleteFunc(list, func(o *request) bool { return o == q })
+// link puts a request before the newest of a list, and unlink takes it out.
+// Both return the newest.
+func link(newest, q *request) *request {
+	if newest != nil {
+		newest.newer = q
+	}
+	q.older = newest
+	return q
 }
 
-// sortedRequests lists the unfinished requests, oldest first.
-func sortedRequests(s *session) []*request {
-	out := slices.Clone(s.former)
+func unlink(newest, q *request) *request {
+	if q.older != nil {
+		q.older.newer = q.newer
+	}
+	if q.newer != nil {
+		q.newer.older = q.older
+	} else {
+		newest = q.older
+	}
+	q.older, q.newer = nil, nil
+	return newest
+}
+
+// all lists the requests and hand-overs of a session, oldest first.
+func (s *session) all() []*request {
+	out := make([]*request, 0, s.unfinished+s.kept)
 	for _, q := range s.requests {
+		for ; q != nil; q = q.older {
+			out = append(out, q)
+		}
+	}
+	for q := s.keep; q != nil; q = q.older {
 		out = append(out, q)
 	}
 	slices.SortFunc(out, func(a, b *request) int { return cmp.Compare(a.seq, b.seq) })

@@ -28,7 +28,7 @@ type slot struct {
 	ns   NamespaceID
 	gen  uint32 // counts the reuses; a lease or fill names it
 	pins uint32 // requests and jobs that keep it; free only at 0
-	used uint32 // clock of the last use, to compare classes
+	used uint64 // clock of the last use, to compare classes
 	sum  uint64
 	// holder is the fill's handle while one exists, also when quarantined; on
 	// the free list it is the next free slot + 1.
@@ -41,7 +41,6 @@ type slot struct {
 // class is all slots of one stride. Each has its own policy.
 type class struct {
 	stride    uint32 // pages
-	perExtent uint32 // slots in a whole extent
 	policy    policy.Policy
 	freeExts  []uint32 // extents that may have free slots; stale entries are dropped when met
 	slots     int      // in its extents
@@ -67,7 +66,7 @@ type extent struct {
 	nfree  int
 	busy   int  // slots neither free nor evictable
 	listed bool // in class.freeExts
-	used   uint32
+	used   uint64
 	gen    uint32 // generations of its next slots start here
 }
 
@@ -100,13 +99,19 @@ func (c *Core) lookAt(s Slot) *slot {
 	return &e.slots[off/stride]
 }
 
+// bytesOf is what a slot takes of the region.
+func (c *Core) bytesOf(s Slot) int64 { return int64(c.classOf(s).stride) * PageSize }
+
 func (c *Core) extentOf(s Slot) *extent { return &c.extents[uint32(s)>>c.extShift] }
 func (c *Core) classOf(s Slot) *class   { return &c.classes[c.extentOf(s).class] }
+
+// hash names a key of a namespace in the index and to the policies.
+func (c *Core) hash(ns NamespaceID, key *block.Key) uint64 { return key.Mix(c.salt ^ uint64(ns)) }
 
 // find is the slot that the index has for a key.
 func (c *Core) find(ns NamespaceID, key *block.Key) (Slot, *slot, bool) {
 	var hit *slot
-	h, ok := c.index.Find(key.Mix(c.salt^uint64(ns)), func(h uint32) bool {
+	h, ok := c.index.Find(c.hash(ns, key), func(h uint32) bool {
 		hit = c.at(unid(h))
 		return hit.ns == ns && hit.key == *key
 	})
@@ -114,7 +119,7 @@ func (c *Core) find(ns NamespaceID, key *block.Key) (Slot, *slot, bool) {
 }
 
 func (c *Core) unindex(s Slot, e *slot) {
-	if !c.index.Delete(e.key.Mix(c.salt^uint64(e.ns)), id(s)) {
+	if !c.index.Delete(c.hash(e.ns, &e.key), id(s)) {
 		panic(fmt.Sprintf("core: slot %d is not in the index under its key %s", s, e.key))
 	}
 	c.ns[e.ns].blocks--
@@ -127,18 +132,27 @@ func (c *Core) classFor(stride uint32) int {
 			return i
 		}
 	}
-	c.classes = append(c.classes, class{stride: stride, perExtent: (c.extMask + 1) / stride, policy: c.opt.NewPolicy(c)})
+	c.classes = append(c.classes, class{stride: stride, policy: c.opt.NewPolicy(c)})
 	return len(c.classes) - 1
 }
 
-// potential is the number of slots that the class would have if all of the
-// region were its own.
-func (c *Core) potential(k *class) int {
+// largest is how many slots one use of the class could take if all of the
+// region were idle.
+func (c *Core) largest(k *class) int {
 	n := 0
 	for i := range c.extents {
 		n += int(c.extents[i].pages / k.stride)
 	}
-	return n
+	return n - c.reserve(n)
+}
+
+// reserve is how many of n slots a use leaves to the other. Without a
+// secondary there are no promotions to leave any to.
+func (c *Core) reserve(n int) int {
+	if len(c.tiers) == 0 {
+		return 0
+	}
+	return n * c.opt.ReservePercent / 100
 }
 
 // room is how many slots the class can have without touching a busy one:
@@ -164,10 +178,7 @@ func (c *Core) room(k *class) (room, reach int) {
 // less what it is filling already, so that neither starves the other.
 func (c *Core) admit(k *class, use int) int {
 	room, reach := c.room(k)
-	if len(c.tiers) > 0 {
-		room -= max(0, reach*c.opt.ReservePercent/100-k.filling[1-use])
-	}
-	return max(0, room)
+	return max(0, room-max(0, c.reserve(reach)-k.filling[1-use]))
 }
 
 // take makes a free slot of the class filling, evicting if it must. It fails
@@ -206,7 +217,7 @@ func (c *Core) take(ki, use int) (Slot, *slot, bool) {
 			}
 		}
 		victim := k.policy.Oldest()
-		if x, ok := c.oldestIdleExtent(ki); ok && (victim == 0 || int32(c.extents[x].used-c.at(unid(victim)).used) < 0) {
+		if x, ok := c.oldestIdleExtent(ki); ok && (victim == 0 || c.extents[x].used < c.at(unid(victim)).used) {
 			c.stripExtent(x)
 			c.assign(x, ki)
 			c.stats.ExtentsTaken++
@@ -247,7 +258,7 @@ func (c *Core) evict(s Slot) {
 	c.stats.Evicted++
 	c.classOf(s).evictable--
 	c.setBusy(c.extentOf(s), 1)
-	c.classOf(s).policy.Remove(id(s), e.key.Mix(c.salt), true)
+	c.classOf(s).policy.Remove(id(s), c.hash(e.ns, &e.key), true)
 	c.unindex(s, e)
 	c.release(s, e)
 }
@@ -323,7 +334,7 @@ func (c *Core) oldestIdleExtent(ki int) (uint32, bool) {
 		if e.class < 0 || e.class == ki || e.busy != 0 || e.pages < c.classes[ki].stride {
 			continue
 		}
-		if !ok || int32(e.used-c.extents[best].used) < 0 {
+		if !ok || e.used < c.extents[best].used {
 			best, ok = uint32(x), true
 		}
 	}
@@ -408,7 +419,7 @@ func (c *Core) settleResident(s Slot, e *slot, sum uint64) {
 	x := c.extentOf(s)
 	x.used = c.clock
 	k := &c.classes[x.class]
-	k.policy.Insert(id(s), e.key.Mix(c.salt))
+	k.policy.Insert(id(s), c.hash(e.ns, &e.key))
 	if e.pins == 0 {
 		k.evictable++
 		c.setBusy(x, -1)
@@ -420,7 +431,7 @@ func (c *Core) settleResident(s Slot, e *slot, sum uint64) {
 func (c *Core) doom(s Slot, e *slot) {
 	c.unindex(s, e)
 	k := c.classOf(s)
-	k.policy.Remove(id(s), e.key.Mix(c.salt), false)
+	k.policy.Remove(id(s), c.hash(e.ns, &e.key), false)
 	if e.pins == 0 {
 		k.evictable--
 		c.setBusy(c.extentOf(s), 1)

@@ -121,20 +121,14 @@ type SessionCount struct{ Requests, Pins, Reservations int }
 func (c *Core) SessionCounts() map[SessionID]SessionCount {
 	out := make(map[SessionID]SessionCount, len(c.sessions))
 	for id, s := range c.sessions {
+		if s.dead {
+			continue
+		}
 		var n SessionCount
-		count := func(q *request) {
+		for _, q := range s.all() {
 			n.Requests++
 			n.Pins += q.npins
 			n.Reservations += q.fills
-		}
-		for _, q := range s.requests {
-			count(q)
-		}
-		for _, q := range s.former {
-			count(q)
-		}
-		for _, q := range s.keep {
-			count(q)
 		}
 		out[id] = n
 	}

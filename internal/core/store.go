@@ -20,6 +20,7 @@ type fill struct {
 	slot    Slot
 	kind    fillKind
 	dropped bool // forgotten by reset or deadline: a commit is answered FillDropped
+	expired bool // by its deadline; counted in session.overdueBytes
 	q       *request
 	resv    *reservation
 	job     *job
@@ -72,6 +73,9 @@ func (c *Core) forgetFill(h uint32) {
 		}
 		q.fills--
 		c.closeResv(f)
+		if f.expired {
+			q.s.overdueBytes -= c.bytesOf(f.slot)
+		}
 		if q.fills == 0 {
 			c.finalise(q)
 			c.answerFlushes(q, false)
@@ -114,6 +118,7 @@ func (c *Core) dropFill(h uint32) {
 	e.state = slotQuarantined
 	c.quarantine(f.slot)
 	c.notify(f.wanted, false, f.slot, 0)
+	clear(f.wanted) // keeps no finished request alive
 	f.wanted = f.wanted[:0]
 }
 
@@ -122,20 +127,19 @@ func (c *Core) dropFill(h uint32) {
 func (c *Core) notify(wanted []interest, ready bool, s Slot, from uint8) {
 	for _, w := range wanted {
 		q := w.q
-		if w.epoch == keepEpoch {
+		if w.epoch == q.epoch {
+			if ready {
+				c.pinFor(q, s, c.at(s), from, false)
+			}
+			if q.pending--; q.pending == 0 || !ready {
+				c.markDirty(q)
+			}
+		}
+		if w.keep {
+			q.keeping--
 			if ready && q.params.RemoteDecoder && q.state != reqGone {
 				c.pinFor(q, s, c.at(s), 0, true)
 			}
-			continue
-		}
-		if w.epoch != q.epoch {
-			continue
-		}
-		if ready {
-			c.pinFor(q, s, c.at(s), from, false)
-		}
-		if q.pending--; q.pending == 0 || !ready {
-			c.markDirty(q)
 		}
 	}
 }
@@ -192,13 +196,17 @@ func (c *Core) Reserve(now Time, sid SessionID, name string, group uint32, first
 		}
 	}
 	c.scratch.protect = protect
-	if need > c.admit(k, useStore) {
+	overdue := q.s.overdueBytes > 0 && q.s.overdueBytes >= c.overdueMax()
+	if need > 0 && overdue || need > c.admit(k, useStore) {
 		for _, s := range protect {
 			c.unpin(s, c.at(s))
 		}
 		c.stats.Refused++
-		if need > c.potential(k) {
+		if need > c.largest(k) {
 			return out, fmt.Errorf("%w: %d blocks of %d KiB", ErrTooLarge, need, k.stride*PageSize/1024)
+		}
+		if overdue {
+			return out, fmt.Errorf("%w: the session keeps %d bytes in expired reservations; commit or abort them", ErrNoRoom, q.s.overdueBytes)
 		}
 		return out, ErrNoRoom
 	}
@@ -218,7 +226,7 @@ func (c *Core) Reserve(now Time, sid SessionID, name string, group uint32, first
 			} else {
 				out = append(out, Grant{Status: GrantFilling})
 				if f := &c.fills[e.holder]; q.params.RemoteDecoder && f.q != q {
-					f.wanted = append(f.wanted, interest{q, keepEpoch})
+					f.wanted = addKeep(f.wanted, q)
 				}
 			}
 			continue
@@ -251,7 +259,7 @@ func (c *Core) fillSlot(s Slot, e *slot, ns NamespaceID, key *block.Key, f fill)
 	e.key, e.ns = *key, ns
 	h := c.newFill(f)
 	e.holder = h
-	c.index.Insert(key.Mix(c.salt^uint64(ns)), id(s))
+	c.index.Insert(c.hash(ns, key), id(s))
 	c.ns[ns].blocks++
 	return h
 }
@@ -347,10 +355,9 @@ func (c *Core) commitFill(h uint32, sum uint64) {
 	c.classOf(s).filling[useStore]--
 	c.settleResident(s, e, sum)
 	if f.q.params.RemoteDecoder {
-		c.pinFor(f.q, s, e, 0, true)
+		c.keepStored(f.q, s, e)
 	}
 	c.notify(f.wanted, true, s, 0)
-	f.wanted = f.wanted[:0]
 	c.forgetFill(h)
 }
 
@@ -414,6 +421,8 @@ func (c *Core) reservationOverdue(r *reservation) {
 	for h := q.fillHead; h != 0; h = c.fills[h].next {
 		if f := &c.fills[h]; f.resv == r && !f.dropped {
 			c.dropFill(h)
+			f.expired = true
+			q.s.overdueBytes += c.bytesOf(f.slot)
 			c.stats.Expired++
 		}
 	}
