@@ -51,7 +51,7 @@ type Tier struct {
 	stop     context.CancelFunc // of the scan
 	scanOver chan struct{}      // closed when its goroutine has ended
 
-	namespaceMu sync.Mutex // held while a namespace's directories are made
+	namespaceMu sync.Mutex // held while a namespace is opened
 	stripe      [stripes]sync.Mutex
 	quarantine  quarantine
 

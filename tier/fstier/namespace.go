@@ -31,7 +31,7 @@ type namespace struct {
 	// mu
 	spec   *block.Namespace // what namespace.json says, or nil
 	bad    error            // why it says nothing that can be used
-	ready  bool             // compared with an engine's namespace, and all directories made
+	ready  bool             // compared with an engine's namespace, or written
 	bytes  int64
 	blocks int64
 }
@@ -45,7 +45,7 @@ func (n *namespace) file(key block.Key) string {
 }
 
 // shard is the directory of a block's file.
-func (n *namespace) shard(first byte) string { return fmt.Sprintf("%s/%02x", n.dir, first) }
+func (n *namespace) shard(first byte) string { return n.dir + "/" + hex.EncodeToString([]byte{first}) }
 
 // parseFingerprint reads a namespace directory's name.
 func parseFingerprint(name string) (fp block.Fingerprint, ok bool) {
@@ -201,39 +201,19 @@ func (t *Tier) openNamespace(ctx context.Context, ns *block.Namespace) (*namespa
 				strings.Join(block.Diff(spec.Spec(), ns.Spec()), ", ")),
 			Hint: "someone changed the file; restart the node after moving that directory out of root"}
 	}
-	if err := t.makeNamespace(ctx, n, ns, spec == nil); err != nil {
-		return nil, t.fail(op, block.Key{}, err)
+	if spec == nil { // so the description is there before any block is
+		err := t.makeDir(n.dir)
+		if err == nil {
+			err = t.writeSpec(ctx, n, ns.JSON())
+		}
+		if err != nil {
+			return nil, t.fail(op, block.Key{}, err)
+		}
 	}
 	t.mu.Lock()
 	n.spec, n.ready = ns, true
 	t.mu.Unlock()
 	return n, nil
-}
-
-// makeNamespace makes a namespace's directories and, if asked, its
-// description, which is there before any block is.
-func (t *Tier) makeNamespace(ctx context.Context, n *namespace, ns *block.Namespace, describe bool) error {
-	if err := t.makeDir(n.dir); err != nil {
-		return err
-	}
-	if describe {
-		if err := t.writeSpec(ctx, n, ns.JSON()); err != nil {
-			return err
-		}
-	}
-	return t.makeShards(n)
-}
-
-func (t *Tier) makeShards(n *namespace) error {
-	if err := t.makeDir(n.dir); err != nil {
-		return err
-	}
-	for i := range 256 {
-		if err := t.makeDir(n.shard(byte(i))); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // writeSpec publishes a namespace.json.

@@ -54,12 +54,6 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 	defer r.settle(0)
 	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
 	f, err := t.create(n, it.Key)
-	if errors.Is(err, unix.ENOENT) {
-		// Somebody removed the directory.
-		if err = t.makeShards(n); err == nil {
-			f, err = t.create(n, it.Key)
-		}
-	}
 	if err == nil {
 		err = t.fillAndPublish(f, n, it, hdr, r)
 	}
@@ -111,12 +105,30 @@ type draft struct {
 
 func (t *Tier) create(n *namespace, key block.Key) (draft, error) {
 	if t.tmpfile {
-		f, err := t.fs.Open(n.shard(key[0]), unix.O_WRONLY|unix.O_TMPFILE|t.directFlag, 0o600)
+		shard := n.shard(key[0])
+		var f vfs.File
+		err := t.inShard(n, shard, func() (err error) {
+			f, err = t.fs.Open(shard, unix.O_WRONLY|unix.O_TMPFILE|t.directFlag, 0o600)
+			return err
+		})
 		return draft{f, ""}, err
 	}
 	tmp := t.tmpFile()
 	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|t.directFlag, 0o600)
 	return draft{f, tmp}, err
+}
+
+// inShard makes a call that needs a shard, and the shard if that is why the
+// call fails: it is the first block there, or somebody removed the directory.
+func (t *Tier) inShard(n *namespace, shard string, call func() error) error {
+	err := call()
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err := errors.Join(t.makeDir(n.dir), t.makeDir(shard)); err != nil {
+		return err
+	}
+	return call()
 }
 
 // fillAndPublish writes header and block, gives the file its name and indexes
@@ -157,7 +169,8 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 	mu.Lock()
 	defer mu.Unlock()
 	for tries := 0; ; tries++ {
-		if err = t.giveName(f, n.file(it.Key)); err == nil {
+		err = t.inShard(n, n.shard(it.Key[0]), func() error { return t.giveName(f, n.file(it.Key)) })
+		if err == nil {
 			named = true
 			break
 		}
