@@ -26,8 +26,8 @@ type session struct {
 	goodbye  uint32 // call to be answered when all is given back
 
 	// Calls that are answered later. A call takes its place here before the
-	// node hears of it and gives it back when its answer has been written, so
-	// later always has room and the node's callback never waits.
+	// node hears of it and gives it back when its answer has left the queue,
+	// so later always has room and the node's callback never waits.
 	waits    atomic.Int32
 	waitKeys atomic.Int64
 	later    chan laterReply
@@ -356,10 +356,10 @@ func (s *session) writeLater() {
 		case <-s.done:
 			return
 		case r := <-s.later:
-			out = wire.AppendFrame(out[:0], r.t|wire.ReplyBit, r.call, r.m)
-			err := s.conn.write(out)
+			// Before it is written: who has read the answer finds the place free.
 			s.giveWait(r.keys)
-			if err != nil {
+			out = wire.AppendFrame(out[:0], r.t|wire.ReplyBit, r.call, r.m)
+			if s.conn.write(out) != nil {
 				return // the reader sees it too, and ends the session
 			}
 			if cap(out) > keptBytes {
