@@ -132,12 +132,12 @@ func engineMain() {
 type None struct{ Nothing bool }
 
 // Dial greets the node.
-func (e *Engine) Dial(_ None, info *client.Info) (err error) {
+func (e *Engine) Dial(within time.Duration, info *client.Info) (err error) {
 	s := spec(e.args.BlockBytes)
 	if e.args.Spec != nil {
 		s = *e.args.Spec
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	if e.c, err = client.Dial(ctx, client.Options{Socket: e.args.Socket, Spec: s, Engine: e.args.Name, VerifyOnLoad: true, ReconnectMax: 100 * time.Millisecond}); err != nil {
 		return named(err)
@@ -607,7 +607,7 @@ func (n *node) engineOf(a engineArgs) *engine {
 	n.t.Helper()
 	a.Socket = n.socket
 	e := newEngine(n.t, a)
-	e.must("Dial", None{}, &client.Info{})
+	e.must("Dial", 20*time.Second, &client.Info{})
 	return e
 }
 
@@ -804,7 +804,7 @@ func checkRoot(t *testing.T, n *node) (blocks int) {
 			t.Fatal(err)
 		}
 		e := &Engine{args: engineArgs{BlockBytes: bytes}, c: c, fp: ns.Fingerprint(), tokens: int64(ns.Spec().Groups[0].TokensPerBlock)}
-		const batch = 64
+		batch := int(n.status().Primary.CapacityBytes/2) / max(bytes, 4096) // so that there is room for all of one
 		for i := 0; i < len(paths); i += batch {
 			part := paths[i:min(i+batch, len(paths))]
 			var keys []block.Key

@@ -21,9 +21,9 @@ import (
 const roleEnv = "E2E_ROLE"
 
 var (
-	seedFlag = flag.Uint64("seed", 0, "seed of random choices; 0 takes one from the clock")
-	binary   string // terrace, built by TestMain
-	soak     = os.Getenv("TERRACE_SOAK") != ""
+	seedFlag    = flag.Uint64("seed", 0, "seed of random choices; 0 takes one from the clock")
+	terracePath string // terrace, built by TestMain
+	soak        = os.Getenv("TERRACE_SOAK") != ""
 )
 
 func TestMain(m *testing.M) {
@@ -49,10 +49,10 @@ func build(m *testing.M) int {
 		fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "terrace")
+	terracePath = filepath.Join(dir, "terrace")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	args := []string{"build", "-o", binary}
+	args := []string{"build", "-o", terracePath}
 	if raceEnabled {
 		args = append(args, "-race")
 	}

@@ -92,7 +92,7 @@ func launch(t *testing.T, name string, cmd *exec.Cmd) *process {
 
 // terraceCommand is a command line of the binary, in an empty folder.
 func terraceCommand(t *testing.T, env []string, args ...string) *exec.Cmd {
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(terracePath, args...)
 	cmd.Env, cmd.Dir = env, t.TempDir()
 	return cmd
 }
