@@ -109,14 +109,26 @@ func TestRootIsOwned(t *testing.T) {
 		t.Errorf("second node: %v; want root, %q and what to do", err, want)
 	}
 	closeTier(t, a)
-	b := open(t, opts(t, root, nil))
-	// A lock file that somebody removed does not make room for a third.
-	if err := os.Remove(root + "/" + nameLock); err != nil {
-		t.Fatal(err)
+	// Between the opening of the lock file and its locking, others have put a
+	// new one in its place: only a lock on that one keeps others out.
+	var swapped sync.Once
+	b := open(t, opts(t, root, func(c vfs.Call) vfs.Fault {
+		if c.Op == vfs.OpLock {
+			swapped.Do(func() {
+				if err := errors.Join(os.Remove(root+"/"+nameLock), os.WriteFile(root+"/"+nameLock, nil, 0o600)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return vfs.Fault{}
+	}))
+	if c, err := Open(t.Context(), opts(t, root, nil)); err == nil {
+		closeTier(t, c)
+		t.Error("two nodes have the root")
 	}
 	closeTier(t, b)
 	for name, mode := range map[string]os.FileMode{nameLock: 0o600, nameUsage: 0o600, nameTmp: 0o700 | os.ModeDir, nameQuarantine: 0o700 | os.ModeDir} {
-		if st, err := os.Lstat(filepath.Join(root, name)); name != nameLock && (err != nil || st.Mode() != mode) {
+		if st, err := os.Lstat(filepath.Join(root, name)); err != nil || st.Mode() != mode {
 			t.Errorf("%s: %v, %v; want mode %v", name, st, err, mode)
 		}
 	}
@@ -833,7 +845,10 @@ func (s *smallFS) Open(name string, flags int, perm uint32) (vfs.File, error) {
 	return &dearFile{f, s}, nil
 }
 
-func (s *smallFS) Link(f vfs.File, name string) error { return s.FS.Link(f.(*dearFile).File, name) }
+func (s *smallFS) Link(f vfs.File, name string) error {
+	s.free.Add(-2 * headerSize)
+	return s.FS.Link(f.(*dearFile).File, name)
+}
 
 func (f *dearFile) Stat() (vfs.Info, error) {
 	st, err := f.File.Stat()
@@ -876,15 +891,13 @@ func TestFloor(t *testing.T) {
 		t.Errorf("at the floor: %+v", s)
 	}
 	wantExact(t, tr)
-	// Reservations count before statfs can see them.
-	small.free.Store(MinFreeDefault + 64*headerSize)
+	// What was written since statfs was asked counts.
+	small.free.Store(MinFreeDefault + 20*headerSize)
 	now = now.Add(time.Minute)
 	more := blocks(t, ns, 2000, 40, 1)
-	tr.Write(t.Context(), ns, more)
-	for i := range more {
-		if more[i].Err != nil {
-			t.Errorf("write %d: %v", i, more[i].Err)
-		}
+	write(t, tr, ns, more)
+	if free := small.free.Load(); free < MinFreeDefault {
+		t.Errorf("%d bytes are free, fewer than the floor", free)
 	}
 	readable(t, tr, ns, more)
 }
@@ -962,8 +975,12 @@ func TestServeWhileScanning(t *testing.T) {
 		t.Errorf("Known after a probe: %v", p)
 	}
 	readable(t, tr, ns, blocks(t, ns, 2, 3, 3))
+	before := tr.Stats().UsedBytes
 	if err := tr.Delete(t.Context(), ns, []block.Key{tiertest.Key(7, 3), tiertest.Key(98, 3)}); err != nil {
 		t.Error(err)
+	}
+	if n := before - tr.Stats().UsedBytes; n != headerSize+64<<10 {
+		t.Errorf("deleting what the scan has not seen gives back %d bytes", n)
 	}
 	write(t, tr, ns, blocks(t, ns, 5, 1, 3)) // there, and not yet seen
 	write(t, tr, ns, blocks(t, ns, 100, 5, 3))
@@ -1037,7 +1054,7 @@ func TestUsageBound(t *testing.T) {
 	ns := tiertest.Namespace(t, "a")
 	root := t.TempDir()
 	o := quiet(opts(t, root, nil))
-	o.Capacity = 12 << 20 // so the step is 1 MiB
+	o.Capacity = 3 << 20 // so the step is 1 MiB
 	tr := open(t, o)
 	stored := func() int64 {
 		t.Helper()
@@ -1380,5 +1397,39 @@ func TestIndexSize(t *testing.T) {
 	}
 	if x.find(2, &k) != 0 {
 		t.Error("found in another namespace")
+	}
+}
+
+// With SyncData the bytes are on the medium before the name is.
+func TestSyncData(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	for mode, hook := range modes {
+		var mu sync.Mutex
+		var ops []string
+		o := quiet(opts(t, t.TempDir(), func(c vfs.Call) vfs.Fault {
+			mu.Lock()
+			defer mu.Unlock()
+			switch c.Op {
+			case vfs.OpWrite, vfs.OpSync, vfs.OpLink, vfs.OpRename:
+				ops = append(ops, string(c.Op))
+			}
+			return hook(c)
+		}))
+		o.Sync = SyncData
+		tr := openClosing(t, o)
+		if err := tr.OpenNamespace(t.Context(), ns); err != nil {
+			t.Fatal(err)
+		}
+		write(t, tr, ns, blocks(t, ns, 0, 1, 0))
+		mu.Lock()
+		ops = nil
+		mu.Unlock()
+		write(t, tr, ns, blocks(t, ns, 1, 1, 0))
+		mu.Lock()
+		got := strings.Join(ops, " ")
+		mu.Unlock()
+		if want := map[bool]string{true: "write sync link", false: "write sync rename"}[tr.tmpfile]; got != want && got != want+" "+want[11:] {
+			t.Errorf("%s: calls are %q, want %q", mode, got, want)
+		}
 	}
 }
