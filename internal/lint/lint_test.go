@@ -47,6 +47,7 @@ var allowed = map[string]string{
 	"internal/admin":             "block tier internal/core internal/node",
 	"internal/config":            "",
 	"internal/replay":            "block tier client internal/config internal/content internal/core internal/core/policy internal/node internal/wire",
+	"internal/fault":             "block tier internal/vfs",
 	"internal/lint":              "",
 	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin",
 	"cmd/terrace":                "*",
@@ -59,7 +60,7 @@ var anyone = []string{"internal/invariants", "internal/lifecycle", "internal/met
 // concrete tiers, and what only tests may use.
 var (
 	concrete  = []string{"tier/fstier"}
-	testsOnly = []string{"tier/tiertest", "tier/memtier", "internal/engine/enginetest"}
+	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest"}
 )
 
 // unsafeIn lists who may import unsafe or C, and why.
