@@ -88,7 +88,7 @@ func (c *Client) keep(ctx context.Context, s *session) {
 		c.set(nil, err)
 		s.reader.Wait()
 		s.orphans.Wait()
-		s.region.Close() // waits for views: nothing of the old session may be mapped when we greet
+		_ = s.region.Close() // fails only if it was closed before; waits for views: nothing of the old session may be mapped when we greet
 		s.file.Close()
 
 		// A session that was lost as soon as it was there gives no reason to

@@ -67,7 +67,7 @@ func (w *Worker) watch(r *wire.Reader) {
 		}
 	}
 	w.conn.Close()
-	w.Region.Close() // waits for views
+	_ = w.Region.Close() // fails only if it was closed before; waits for views
 }
 
 // Done is closed when the session has ended and nothing is mapped any more.

@@ -44,7 +44,7 @@ type fileID struct{ dev, ino uint64 }
 
 func idOf(fi fs.FileInfo) fileID {
 	st := fi.Sys().(*syscall.Stat_t) // always, on Linux
-	return fileID{uint64(st.Dev), st.Ino}
+	return fileID{st.Dev, st.Ino}
 }
 
 // Listen binds the socket at path. Mode is 0600, or with a group (name or number) 0660 for its

@@ -219,7 +219,7 @@ func (s *Server) admit(uc *net.UnixConn) {
 		// A fresh socket has room for this, so it never waits.
 		s.refused.Add(1)
 		s.opts.Logger.Warn("engine connection turned away", "pid", c.peer.pid, "uid", c.peer.uid, "err", refusal)
-		c.writeError(0, wire.ErrorOf(refusal))
+		_ = c.writeError(0, wire.ErrorOf(refusal)) // whether it arrives changes nothing
 		uc.Close()
 	}
 }
@@ -269,7 +269,7 @@ func (c *conn) run() {
 		}
 	}
 	if e := (*wire.Error)(nil); errors.As(err, &e) {
-		c.writeError(f.Call, e)
+		_ = c.writeError(f.Call, e) // whether it arrives changes nothing
 		s.opts.Logger.Warn("engine connection refused", "pid", c.peer.pid, "uid", c.peer.uid, "err", err, "code", e.Code.String())
 	}
 	c.fail(err)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -113,8 +114,8 @@ func (s *session) serve(r *wire.Reader) error {
 			}
 		}
 		if err != nil {
-			if e, ok := err.(*wire.Error); ok {
-				s.conn.writeError(f.Call, e)
+			if e := (*wire.Error)(nil); errors.As(err, &e) {
+				_ = s.conn.writeError(f.Call, e) // whether it arrives changes nothing
 			}
 			return err
 		}

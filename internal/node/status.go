@@ -75,7 +75,7 @@ type TierStatus struct {
 	Type          string           `json:"type"`
 	Where         string           `json:"where,omitempty"`
 	Mode          string           `json:"mode,omitempty"`
-	ReadHealth    string           `json:"read_health"` // closed, brown-out, open, half-open
+	ReadHealth    string           `json:"read_health"` // closed, brown_out, open, half_open
 	WriteHealth   string           `json:"write_health"`
 	Hits          int64            `json:"hits_total"` // blocks promoted from it
 	ReadBytes     int64            `json:"read_bytes_total"`
