@@ -76,10 +76,7 @@ func TestCapacity(t *testing.T) {
 	t.Parallel()
 	const capacity = 8 << 20
 	at := place(t)
-	looks := 60
-	if soak {
-		looks = 2000
-	}
+	looks := often(60, 2000)
 	peak, evicted := int64(0), int64(0)
 	for round := range 3 {
 		n := serve(t, at, "--primary", "16MiB", "--fs-capacity", fmt.Sprint(capacity))

@@ -41,13 +41,13 @@ func TestNoLeaks(t *testing.T) {
 		var all []*engine
 		for i := range engines {
 			e := n.engine(fmt.Sprint("engine ", i))
-			e.start(Load{Prefix: "all", Seed: uint64(i), Conversations: 60, Turn: 10, Parallel: 2})
+			e.start(Load{Prefix: "all", Seed: uint64(i), Conversations: 60, Turn: 10})
 			all = append(all, e)
 			var granted int
 			e.must("Half", Ask{ID: "half", Prompt: own(fmt.Sprint("half ", i), 3)}, &granted)
 		}
 		for i, e := range all {
-			e.after(3)
+			e.after(1)
 			if i%2 == 0 {
 				e.kill()
 				continue
@@ -60,14 +60,8 @@ func TestNoLeaks(t *testing.T) {
 	burst(4) // what is made once and kept, is made
 	n.idle()
 	fds, goroutines := descriptors(t, n.pid()), n.goroutines()
-	bursts := 1
-	if soak {
-		bursts = 20
-	}
-	for range bursts {
-		for range 4 {
-			burst(5)
-		}
+	for range max(4, often(5, 80)) {
+		burst(5)
 	}
 	st := n.idle()
 	if st.Stores.Expired != 0 {
@@ -188,10 +182,7 @@ func TestListeners(t *testing.T) {
 // exactly one runs, and the other says which setting to change.
 func TestOneNodeOfTwo(t *testing.T) {
 	t.Parallel()
-	rounds := 3
-	if soak {
-		rounds = 40
-	}
+	rounds := often(3, 40)
 	at := place(t)
 	for round := range rounds {
 		for _, x := range []struct {
@@ -488,15 +479,12 @@ func TestFewDescriptors(t *testing.T) {
 			}
 			continue
 		}
-		e.start(Load{Prefix: "few", Seed: uint64(i), Conversations: 30, Turn: 8, Parallel: 2})
+		e.start(Load{Prefix: "few", Seed: uint64(i), Conversations: 30, Turn: 8})
 		engines = append(engines, e)
 	}
 	t.Logf("%d engines, %d refused", len(engines), refused)
 	if refused == 0 || len(engines) < 5 {
 		t.Errorf("%d engines were served, %d refused, with 28 descriptors", len(engines), refused)
-	}
-	for _, e := range engines {
-		e.after(2)
 	}
 	for _, e := range engines {
 		if r := e.finish(); r.Lost > 0 {

@@ -72,11 +72,7 @@ func TestEnginesShare(t *testing.T) {
 		t.Errorf("%d blocks were promoted, want 80", f.Hits)
 	}
 
-	ops := 60
-	if soak {
-		ops = 3000
-	}
-	load := Load{Prefix: "both", Conversations: 40, Turn: 30, Parallel: 2, Ops: ops, Flush: true}
+	load := Load{Prefix: "both", Conversations: 40, Turn: 30, Parallel: 2, Ops: often(60, 3000), Flush: true}
 	load.Seed = 1
 	a.start(load)
 	load.Seed = 2
@@ -104,11 +100,7 @@ func TestEngineKilled(t *testing.T) {
 	other := n.engine("other")
 	other.start(Load{Prefix: "other", Seed: 1, Conversations: 30, Turn: 20, Parallel: 2, Flush: true})
 	waiter := n.engine("waiter")
-	rounds := 3
-	if soak {
-		rounds = 30
-	}
-	for round := range rounds {
+	for round := range often(4, 30) {
 		victim := n.engine("victim")
 		stored, half := own(fmt.Sprint("stored ", round), 20), own(fmt.Sprint("half ", round), 24)
 		victim.store("1", stored)
@@ -222,10 +214,11 @@ func TestWorkerOutlivesEngine(t *testing.T) {
 				// Nobody tells this one, and it goes on writing. Others use up
 				// the primary again and again, and the slots are never theirs.
 				other := n.engine("other")
-				for i := range 4 {
-					other.store(fmt.Sprint(i), own(fmt.Sprint("fill ", i), 112))
-					if got := other.do(Ask{ID: "again", Prompt: own(fmt.Sprint("fill ", i), 112), LoadOnly: true}); got.Hits != 112 {
-						t.Errorf("round %d: %d of 112 blocks are hits: %v", i, got.Hits, got.Verdicts)
+				for i := range 8 {
+					fill := own(fmt.Sprint("fill ", i), 60)
+					other.store(fmt.Sprint(i), fill)
+					if got := other.do(Ask{ID: "again", Prompt: fill, LoadOnly: true}); got.Hits != 60 {
+						t.Errorf("round %d: %d of 60 blocks are hits: %v", i, got.Hits, got.Verdicts)
 					}
 					if st := n.status(); st.Tables.Quarantined != 8 || st.Primary.QuarantinedBytes != 8*blockBytes {
 						t.Fatalf("%d slots are in quarantine, want 8", st.Tables.Quarantined)

@@ -124,6 +124,7 @@ func TestDamagedFiles(t *testing.T) {
 				}
 				engine.reset()
 			}
+			n.settled()
 			// They are stored again, and the tier takes them.
 			if again := engine.store("again "+f.name, prompts[i]); again.Stored.Stored != 8 {
 				t.Errorf("stored again: %+v, %v", again.Stored, again.Verdicts)
@@ -180,6 +181,7 @@ func TestFoldersGo(t *testing.T) {
 		if gone := what != "tmp"; gone != (got.Hits == 0) {
 			t.Errorf("without %s: %d hits, %v", what, got.Hits, got.Verdicts)
 		}
+		n.settled()
 		// Writes make anew what they need.
 		if got := engine.store(fmt.Sprint("again ", i), p); got.Hits+got.Stored.Stored != 40 {
 			t.Errorf("after %s went: %d hits, %+v", what, got.Hits, got.Stored)

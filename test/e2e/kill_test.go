@@ -18,10 +18,7 @@ func TestNodeKilled(t *testing.T) {
 	t.Parallel()
 	at := place(t)
 	rng := random(t)
-	rounds := 4
-	if soak {
-		rounds = 40
-	}
+	rounds := often(4, 40)
 	acked := map[string][]int{} // blocks that must be there, by name
 	total := 0
 	for round := range rounds + 1 {
@@ -130,7 +127,7 @@ var slowly = []string{"--primary", "128MiB", "--set", "tiers.fs.sync=data", "--s
 func backlog(n *node, e *engine) (blocks int) {
 	n.t.Helper()
 	for i := range 4 {
-		blocks += e.do(Ask{ID: fmt.Sprint("backlog ", i), Prompt: own(fmt.Sprint("backlog ", i), 60)}).Stored.Stored
+		blocks += e.do(Ask{ID: fmt.Sprint("backlog ", i), Prompt: own(fmt.Sprint("backlog ", i), 30)}).Stored.Stored
 	}
 	return blocks
 }
@@ -190,8 +187,8 @@ func TestStopUnderLoad(t *testing.T) {
 	n.exact()
 	e := bigEngine(n)
 	for i := range 4 {
-		if got := e.do(Ask{ID: fmt.Sprint(i), Prompt: own(fmt.Sprint("backlog ", i), 60), LoadOnly: true}); got.Hits != 60 {
-			t.Errorf("%d of 60 blocks that were stored before the stop are hits (%d in all): %v", got.Hits, stored, got.Verdicts)
+		if got := e.do(Ask{ID: fmt.Sprint(i), Prompt: own(fmt.Sprint("backlog ", i), 30), LoadOnly: true}); got.Hits != 30 {
+			t.Errorf("%d of 30 blocks that were stored before the stop are hits (%d in all): %v", got.Hits, stored, got.Verdicts)
 		}
 	}
 	e.goodbye()

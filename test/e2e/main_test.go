@@ -81,6 +81,18 @@ func bound() time.Duration {
 	return 30 * time.Second
 }
 
+// often is how often to do something: less under the race detector, which
+// makes everything slow, and more in a soak.
+func often(plain, soaking int) int {
+	switch {
+	case soak:
+		return soaking
+	case raceEnabled:
+		return max(1, plain/2)
+	}
+	return plain
+}
+
 // eventually polls until cond answers nil, or the bound passes.
 func eventually(t testing.TB, within time.Duration, what string, cond func() error) {
 	t.Helper()

@@ -354,6 +354,18 @@ func (n *node) idle() *terrace.Status {
 	return st
 }
 
+// settled waits until no job is under way: a lookup is answered when its
+// first block has failed, whatever becomes of the others.
+func (n *node) settled() {
+	n.t.Helper()
+	eventually(n.t, bound(), "end of jobs", func() error {
+		if st := n.status(); st.Tables.Jobs != 0 {
+			return fmt.Errorf("%+v", st.Tables)
+		}
+		return nil
+	})
+}
+
 func notIdle(st *terrace.Status) error {
 	if st.Tables != (nodes.TableStatus{}) {
 		return fmt.Errorf("tables are not empty: %+v", st.Tables)

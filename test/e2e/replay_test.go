@@ -84,7 +84,7 @@ func TestReplayUsesRunningNode(t *testing.T) {
 	n.exact()
 
 	// A second run finds what the first one stored.
-	again := replay(t, at.env, "--synthetic")
+	again := replay(t, at.env, "--synthetic", "--requests", "40")
 	if again.PrefixHits != again.References || again.StoredBlocks != 0 {
 		t.Errorf("second run: %d hits of %d, %d stored", again.PrefixHits, again.References, again.StoredBlocks)
 	}
@@ -95,35 +95,41 @@ func TestReplayUsesRunningNode(t *testing.T) {
 func TestReplayConversations(t *testing.T) {
 	t.Parallel()
 	path := trace(t, conversationTrace)
-	requests := 250
-	if soak {
-		requests = 2000
-	}
 	_, env := home(t)
-	common := []string{path, "--requests", strconv.Itoa(requests), "--block-bytes", "64KiB"}
-	unbounded := replay(t, env, append(common, "--dry", "--sweep-blocks", "100000000")...)
-	primary := unbounded.StoredBlocks * blockBytes / 20 &^ 4095
 	for _, engines := range []int{1, 4} {
 		t.Run(fmt.Sprint(engines), func(t *testing.T) {
+			// With fewer than 400 the primary is so small that the largest
+			// prompt's stores are more than may be on their way to the tier at a time.
+			requests := map[int]int{1: 400, 4: often(200, 2000)}[engines]
+			if soak {
+				requests = 2000
+			}
+			common := []string{path, "--requests", strconv.Itoa(requests), "--block-bytes", "64KiB"}
+			unbounded := replay(t, env, append(common, "--dry", "--sweep-blocks", "100000000")...)
+			primary := unbounded.StoredBlocks * blockBytes / 20 &^ 4095
 			root := filepath.Join(t.TempDir(), "fs")
 			r := replay(t, env, append(common, "--engines", strconv.Itoa(engines), "--primary", strconv.FormatInt(primary, 10), "--fs", root+",unbounded")...)
 			if r.Requests != int64(requests) || r.References != unbounded.References || r.Dropped != 0 {
 				t.Errorf("%+v, want all %d references of %d requests", r, unbounded.References, requests)
 			}
 			// Four engines at once may be refused room in a primary that hardly
-			// holds two of their stores, and so find less.
-			stored := unbounded.StoredBlocks
-			if engines > 1 {
-				stored = r.StoredBlocks
-			} else if r.PrefixHits != unbounded.PrefixHits || r.Refusals != 0 {
-				t.Errorf("%d prefix hits, without bounds there are %d; %d refusals; verdicts %v", r.PrefixHits, unbounded.PrefixHits, r.Refusals, r.Verdicts)
+			// holds two of their stores, and have writes dropped, and so find less.
+			alone := engines == 1
+			if r.PrefixHits != unbounded.PrefixHits && alone || r.PrefixHits > unbounded.PrefixHits {
+				t.Errorf("%d prefix hits, without bounds there are %d; verdicts %v", r.PrefixHits, unbounded.PrefixHits, r.Verdicts)
 			}
-			hitsEverywhere(t, &r)
+			if r.StoredBlocks != unbounded.StoredBlocks && alone || r.StoredBlocks > unbounded.StoredBlocks {
+				t.Errorf("%d blocks were stored, %d refusals; %d are distinct", r.StoredBlocks, r.Refusals, unbounded.StoredBlocks)
+			}
+			if alone {
+				hitsEverywhere(t, &r)
+			}
 			if sum := du(t, root); sum != r.Tiers[1].UsedBytes {
 				t.Errorf("reported are %d bytes, the files take %d", r.Tiers[1].UsedBytes, sum)
 			}
-			if files := blockFiles(t, root); int64(len(files)) != r.Tiers[1].Blocks || r.Tiers[1].Blocks != stored {
-				t.Errorf("%d files, %d blocks, %d were stored", len(files), r.Tiers[1].Blocks, stored)
+			files := int64(len(blockFiles(t, root)))
+			if files != r.Tiers[1].Blocks || files != r.StoredBlocks && alone || files > r.StoredBlocks {
+				t.Errorf("%d files, the tier says %d, %d were stored", files, r.Tiers[1].Blocks, r.StoredBlocks)
 			}
 			t.Logf("%d engines: %d requests, %d of %d are hits, %.1f s", engines, r.Requests, r.PrefixHits, r.References, r.Duration)
 			_ = os.RemoveAll(root) // it may be gigabytes
