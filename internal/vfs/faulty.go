@@ -1,6 +1,9 @@
 package vfs
 
-import "io/fs"
+import (
+	"bytes"
+	"io/fs"
+)
 
 // Op is a kind of call, for hooks.
 type Op string
@@ -37,7 +40,8 @@ type Fault struct {
 	Err   error           // the call fails with it, and is not made
 	After bool            // with Err: the call is made all the same
 	Short int             // > 0: a read or write of more bytes is cut to so many
-	Flip  bool            // one bit of what a read gives is turned
+	Torn  bool            // a write keeps the first Short bytes, and says that it kept all
+	Flip  bool            // one bit of what a read gives or a write keeps is turned
 }
 
 // Faulty is an FS whose calls a hook may fail. The hook is called from many
@@ -63,7 +67,7 @@ func (f *Faulty) do(c Call, call func(Fault) error) error {
 		return call(fault)
 	}
 	if fault.After {
-		_ = call(Fault{})
+		_ = call(fault)
 	}
 	return &fs.PathError{Op: string(c.Op), Path: c.Name, Err: fault.Err}
 }
@@ -129,13 +133,8 @@ func (f *Faulty) Space() (s Space, err error) {
 func (f *faultyFile) ReadVec(bufs [][]byte, off int64) (n int, err error) {
 	err = f.fs.do(Call{Op: OpRead, Name: f.name, Off: off}, func(fault Fault) (err error) {
 		n, err = f.File.ReadVec(cut(bufs, fault.Short), off)
-		if n > 0 && fault.Flip {
-			last := bufs[0]
-			for i, left := 0, n; left > 0; i++ {
-				last = bufs[i][:min(left, len(bufs[i]))]
-				left -= len(last)
-			}
-			last[len(last)/2] ^= 4
+		if got := cut(bufs, n); n > 0 && fault.Flip {
+			flip(got[len(got)-1])
 		}
 		return err
 	})
@@ -144,10 +143,35 @@ func (f *faultyFile) ReadVec(bufs [][]byte, off int64) (n int, err error) {
 
 func (f *faultyFile) WriteVec(bufs [][]byte, off int64) (n int, err error) {
 	err = f.fs.do(Call{Op: OpWrite, Name: f.name, Off: off}, func(fault Fault) (err error) {
-		n, err = f.File.WriteVec(cut(bufs, fault.Short), off)
+		if fault.Flip {
+			// A copy, whose length keeps it aligned for direct I/O.
+			b := bytes.Join(bufs, nil)
+			b = append(make([]byte, 0, (len(b)+4095)&^4095), b...)
+			flip(b)
+			bufs = [][]byte{b}
+		}
+		if !fault.Torn {
+			n, err = f.File.WriteVec(cut(bufs, fault.Short), off)
+			return err
+		}
+		if fault.Short > 0 {
+			_, err = f.File.WriteVec(cut(bufs, fault.Short), off)
+		}
+		if err == nil {
+			n = size(bufs)
+		}
 		return err
 	})
 	return n, err
+}
+
+func flip(b []byte) { b[len(b)/2] ^= 4 }
+
+func size(bufs [][]byte) (n int) {
+	for _, b := range bufs {
+		n += len(b)
+	}
+	return n
 }
 
 func (f *faultyFile) Stat() (i Info, err error) {
