@@ -10,7 +10,7 @@ func (c *Core) CheckInvariants() error {
 	seen := map[uint32]bool{}
 	npins := 0
 	countPins := func(q *request) error {
-		n, soft := 0, 0
+		n, soft, promoted := 0, 0, 0
 		for h := q.pinHead; h != 0; h = c.pins.At(h).next {
 			p := c.pins.At(h)
 			if seen[h] || p.seq != q.seq {
@@ -22,13 +22,16 @@ func (c *Core) CheckInvariants() error {
 			if !p.told {
 				soft++
 			}
+			if p.from > 0 {
+				promoted++
+			}
 			if c.findPin(q, p.slot) != h {
 				return fmt.Errorf("pins-are-a-set: pin of request %q on slot %d is not found", q.id, p.slot)
 			}
 		}
 		npins += n
-		if n != q.npins || soft != q.soft {
-			return fmt.Errorf("request %q counts %d pins (%d soft), has %d (%d)", q.id, q.npins, q.soft, n, soft)
+		if n != q.npins || soft != q.soft || promoted != q.promoted {
+			return fmt.Errorf("request %q counts %d pins (%d soft, %d promoted), has %d (%d, %d)", q.id, q.npins, q.soft, q.promoted, n, soft, promoted)
 		}
 		return nil
 	}
@@ -70,6 +73,34 @@ func (c *Core) CheckInvariants() error {
 			return fmt.Errorf("session-settles: dead session %d keeps request %q", s.id, s.keep.id)
 		}
 	}
+	pending, keeping := map[*request]int{}, map[*request]int{}
+	interested := func(list []interest) error {
+		for i, w := range list {
+			if i > 0 && list[i-1].q.seq >= w.q.seq {
+				return fmt.Errorf("interest of request %q stands out of order", w.q.id)
+			}
+			if w.epoch == w.q.epoch {
+				pending[w.q]++
+			}
+			if w.keep {
+				keeping[w.q]++
+			}
+		}
+		return nil
+	}
+	for i := range c.fills {
+		if err := interested(c.fills[i].wanted); err != nil {
+			return err
+		}
+	}
+	for _, f := range c.facts {
+		if err := interested(f.wanted); err != nil {
+			return err
+		}
+		if len(f.wanted) > 0 && f.state != factProbing {
+			return fmt.Errorf("a fact in state %d is waited for", f.state)
+		}
+	}
 	expired := map[*session]int64{}
 	for q := range live {
 		if err := countPins(q); err != nil {
@@ -88,6 +119,9 @@ func (c *Core) CheckInvariants() error {
 		}
 		if n != q.fills {
 			return fmt.Errorf("request %q counts %d fills, has %d", q.id, q.fills, n)
+		}
+		if pending[q] != q.pending || keeping[q] != q.keeping {
+			return fmt.Errorf("request %q counts %d interests and %d blocks to keep, has %d and %d", q.id, q.pending, q.keeping, pending[q], keeping[q])
 		}
 		if q.wait != nil {
 			waits++
@@ -163,6 +197,13 @@ func (c *Core) CheckInvariants() error {
 		if reading[t] != ts.reading || writing[t] != ts.writing || overdue[t] != ts.overdueBytes || inflight[t] != ts.inflight {
 			return fmt.Errorf("tier %d counts %d reading, %d writing, %d bytes in flight, %d overdue; has %d, %d, %d, %d",
 				t, ts.reading, ts.writing, ts.inflight, ts.overdueBytes, reading[t], writing[t], inflight[t], overdue[t])
+		}
+	}
+
+	for t := range c.tiers {
+		ts := &c.tiers[t]
+		if n := len(ts.waiting); n > 0 != (ts.timer.pos > 0) || n > 0 && ts.reading+ts.writing == 0 {
+			return fmt.Errorf("tier %d: %d blocks wait for credit, timer at %d, %d in flight", t, n, ts.timer.pos, ts.reading+ts.writing)
 		}
 	}
 

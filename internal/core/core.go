@@ -44,7 +44,9 @@ type Options struct {
 	// before it gets no new ones. Default 10.
 	OverduePercent int
 	// InflightPercent of the region that the unfinished jobs of one tier may
-	// hold, so that one which hangs cannot take the primary with it. Default 50.
+	// hold, so that one which hangs cannot take the primary with it; cascades
+	// get half of that, and what is stored beyond it waits its turn unpinned.
+	// Default 50.
 	InflightPercent int
 
 	LookupTimeout       time.Duration // default 10 s
@@ -242,7 +244,7 @@ func New(o Options) (*Core, error) {
 	}
 	c.unassigned = len(c.extents)
 	for i := range c.tiers {
-		c.tiers[i] = tierState{facts: o.Tiers[i], readUp: true, writeUp: true}
+		c.tiers[i] = tierState{facts: o.Tiers[i], readUp: true, writeUp: true, timer: timer{kind: timerWaiting, tier: i}}
 	}
 	return c, nil
 }
@@ -437,6 +439,9 @@ func (c *Core) Reset(now, until Time) (WaitID, error) {
 		}
 	}
 	c.stats.Resets++
+	for t := range c.tiers {
+		c.pump(t) // what waited is forgotten
+	}
 	if r.jobs == 0 {
 		c.endReset(true)
 	} else {
@@ -481,6 +486,8 @@ func (c *Core) Tick(now Time) {
 		case timerHandover:
 			c.endHandover(t.req)
 			c.stats.HandoversExpired++
+		case timerWaiting:
+			c.pump(t.tier)
 		case timerReset:
 			c.endReset(false)
 		}
@@ -490,13 +497,20 @@ func (c *Core) Tick(now Time) {
 }
 
 // TierHealth tells whether a tier's lane takes reads and writes.
-func (c *Core) TierHealth(t int, read, write bool) {
+func (c *Core) TierHealth(now Time, t int, read, write bool) {
+	c.now = now
 	c.tiers[t].readUp, c.tiers[t].writeUp = read, write
+	c.pump(t)
 }
 
 // Pending counts what a drain waits for.
 type Pending struct {
-	Jobs, Reservations, Waits, Requests, Quarantined int
+	Jobs         int
+	Waiting      int // stored blocks that wait for a tier's credit
+	Reservations int
+	Waits        int
+	Requests     int
+	Quarantined  int
 }
 
 // Idle says that nothing is pending.
@@ -504,7 +518,11 @@ func (p Pending) Idle() bool { return p == Pending{} }
 
 // Pending tells what is under way.
 func (c *Core) Pending() Pending {
-	return Pending{Jobs: len(c.jobs), Reservations: c.nfills - c.promoting(), Waits: c.waits, Requests: c.requests, Quarantined: c.quiet}
+	waiting := 0
+	for t := range c.tiers {
+		waiting += len(c.tiers[t].waiting)
+	}
+	return Pending{Jobs: len(c.jobs), Waiting: waiting, Reservations: c.nfills - c.promoting(), Waits: c.waits, Requests: c.requests, Quarantined: c.quiet}
 }
 
 func (c *Core) promoting() int {

@@ -18,6 +18,8 @@ type tierState struct {
 	inflight        int64 // bytes of both
 	overdueBytes    int64
 	probes          []block.Key // to be asked for when the lookup under way ends
+	waiting         []waitingBlock
+	timer           timer // of the first that waits
 	stats           TierCounters
 }
 
@@ -36,9 +38,14 @@ func (t *tierState) up(k JobKind, overdueMax int64) bool {
 func (c *Core) overdueMax() int64 { return c.opt.Size * int64(c.opt.OverduePercent) / 100 }
 
 // fits says whether a tier may be given one more block of so many bytes when
-// so many are in flight already. One block it may always have.
-func (c *Core) fits(inflight, bytes int64) bool {
-	return inflight == 0 || inflight+bytes <= c.opt.Size*int64(c.opt.InflightPercent)/100
+// so many are in flight already. One block it may always have. Cascades get
+// half of what promotions get, so that stores never keep loads out.
+func (c *Core) fits(k JobKind, inflight, bytes int64) bool {
+	most := c.opt.Size * int64(c.opt.InflightPercent) / 100
+	if k == Cascade {
+		most /= 2
+	}
+	return inflight == 0 || inflight+bytes <= most
 }
 
 // job is asynchronous work. It ends once, when each of its keys has an
@@ -105,41 +112,96 @@ func (c *Core) sortedJobs() []*job {
 	return out
 }
 
-// cascade starts writes of newly stored blocks to every tier that the request
-// allows. A tier that is down or has no credit left is skipped and counted.
+// cascade sees to it that newly stored blocks are written to every tier that
+// the request allows.
 func (c *Core) cascade(q *request, ready []Slot) {
-	if len(ready) == 0 {
-		return
-	}
 	for t := range c.tiers {
-		ts := &c.tiers[t]
 		if q.store>>t&1 == 0 {
 			continue
 		}
-		if !ts.up(Cascade, c.overdueMax()) {
-			ts.stats.Dropped[DropDown] += int64(len(ready))
-			q.failed += len(ready)
+		for i := len(ready) - 1; i >= 0; i-- { // roots are last: they are worth most
+			c.await(t, ready[i], q)
+		}
+		c.pump(t)
+	}
+}
+
+// waitingBlock is a stored block that is to be written to a tier as soon as
+// the tier has credit. It is not pinned: memory is not held up by what is slow,
+// and what is evicted before its turn is dropped and counted.
+type waitingBlock struct {
+	slot  Slot
+	gen   uint32
+	q     *request // whose store it is
+	until Time
+}
+
+func (c *Core) await(t int, s Slot, q *request) {
+	ts := &c.tiers[t]
+	if len(ts.waiting) >= waitingMax {
+		ts.stats.Dropped[DropFull]++
+		q.failed++
+		return
+	}
+	ts.waiting = append(ts.waiting, waitingBlock{s, c.at(s).gen, q, c.now + Time(c.opt.CascadeTimeout)})
+	q.cascades++
+}
+
+// waitingMax bounds the blocks that wait for a tier's credit.
+const waitingMax = 1 << 18
+
+// pump starts cascades of what waits for a tier, as far as its credit goes, and
+// drops what cannot be written any more.
+func (c *Core) pump(t int) {
+	ts := &c.tiers[t]
+	if len(ts.waiting) == 0 {
+		return
+	}
+	up := ts.up(Cascade, c.overdueMax())
+	var j *job
+	for len(ts.waiting) > 0 {
+		w := ts.waiting[0]
+		e := c.lookAt(w.slot)
+		why := -1
+		switch {
+		case e == nil || e.gen != w.gen || e.state != slotResident:
+			why = DropEvicted
+		case !up:
+			why = DropDown
+		case w.until <= c.now:
+			why = DropLate
+		}
+		if why < 0 && (ts.writing >= ts.facts.WriteBlocksMax || !c.fits(Cascade, ts.inflight, c.bytesOf(w.slot))) {
+			break
+		}
+		ts.waiting = ts.waiting[1:]
+		if why >= 0 {
+			ts.stats.Dropped[why]++
+			w.q.failed++
+			w.q.cascades--
+			c.answerFlushes(w.q, false)
 			continue
 		}
-		n := len(ready) // roots are last: they are worth most
-		for n > 0 && ts.writing < ts.facts.WriteBlocksMax && c.fits(ts.inflight, c.bytesOf(ready[n-1])) {
-			n--
-			ts.writing++
-			ts.inflight += c.bytesOf(ready[n])
+		if j != nil && (j.ns != e.ns || len(j.blocks) == ReserveKeysMax) {
+			c.startJob(j)
+			j = nil
 		}
-		ts.stats.Dropped[DropFull] += int64(n)
-		q.failed += n
-		if n == len(ready) {
-			continue
+		if j == nil {
+			j = c.newJob(Cascade, t, e.ns, c.opt.CascadeTimeout)
 		}
-		j := c.newJob(Cascade, t, q.s.ns, c.opt.CascadeTimeout)
-		j.blocks = make([]jobBlock, 0, len(ready)-n)
-		for _, s := range ready[n:] {
-			c.pin(s, c.at(s))
-			j.add(s, q)
-		}
-		q.cascades += len(ready) - n
+		c.pin(w.slot, e)
+		j.add(w.slot, w.q)
+		ts.writing++
+		ts.inflight += c.bytesOf(w.slot)
+	}
+	if j != nil {
 		c.startJob(j)
+	}
+	if len(ts.waiting) == 0 {
+		ts.waiting = nil
+		c.timers.disarm(&ts.timer)
+	} else if at := ts.waiting[0].until; ts.timer.pos == 0 || ts.timer.at != at {
+		c.timers.arm(&ts.timer, at)
 	}
 }
 
@@ -177,6 +239,7 @@ func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
 		}
 		c.quietBlock(j, r.Index)
 	}
+	c.pump(j.tier)
 	c.settle()
 }
 
@@ -304,4 +367,5 @@ func (c *Core) jobOverdue(j *job) {
 		}
 	}
 	c.failJob(j, Failed)
+	c.pump(j.tier)
 }

@@ -562,7 +562,7 @@ func (j *judgement) promote(tokens int64) bool {
 				return false
 			}
 			bytes := int64(c.classes[ki].stride) * PageSize
-			if credit[t-1] <= 0 || !c.fits(inflight[t-1], bytes) {
+			if credit[t-1] <= 0 || !c.fits(Promotion, inflight[t-1], bytes) {
 				j.shorten(g, i, MissUnavailable)
 				return false
 			}

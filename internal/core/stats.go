@@ -4,13 +4,15 @@ import "github.com/terrace-kv/terrace/tier"
 
 // Causes of a cascade that was not started.
 const (
-	DropDown = iota // the tier is down
-	DropFull        // its credit is used up
+	DropDown    = iota // the tier is down
+	DropFull           // too many wait for its credit
+	DropEvicted        // evicted, or forgotten, before its turn
+	DropLate           // its turn did not come in time
 	dropEnd
 )
 
 // DropCauses names them, for labels.
-var DropCauses = [dropEnd]string{"tier_down", "queue_full"}
+var DropCauses = [dropEnd]string{"tier_down", "queue_full", "evicted", "timeout"}
 
 // Counters count since the start.
 type Counters struct {
@@ -70,6 +72,7 @@ type Stats struct {
 	QuietSlots   int // quarantined or doomed
 	Reading      []int
 	Writing      []int
+	Waiting      []int // stored blocks that wait for the tier's credit
 	OverdueBytes []int64
 }
 
@@ -84,6 +87,7 @@ func (c *Core) Stats() Stats {
 		s.Tiers = append(s.Tiers, c.tiers[i].stats)
 		s.Reading = append(s.Reading, c.tiers[i].reading)
 		s.Writing = append(s.Writing, c.tiers[i].writing)
+		s.Waiting = append(s.Waiting, len(c.tiers[i].waiting))
 		s.OverdueBytes = append(s.OverdueBytes, c.tiers[i].overdueBytes)
 	}
 	for x := range c.extents {

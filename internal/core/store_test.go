@@ -1,7 +1,6 @@
 package core
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -279,46 +278,88 @@ func TestCascadeFansOutAndCountsDistinctTiers(t *testing.T) {
 	r.idle()
 }
 
-// A full or failing tier fails one store, not the service: its failures and
-// drops are counted, and the block stays.
-func TestCascadeToATierThatIsDownOrFullIsDropped(t *testing.T) {
-	r := newRig(t, 20, 2, func(o *Options) { o.Tiers[0].WriteBlocksMax = 3 })
-	r.c.TierHealth(1, true, false)
+// A tier that is down fails one store, not the service: its drops are counted,
+// and the block stays.
+func TestCascadeToATierThatIsDownIsDropped(t *testing.T) {
+	r := newRig(t, 20, 2, nil)
+	r.c.TierHealth(r.now, 1, true, false)
 	r.request("a")
 	r.store("a", keyRange(0, 5))
-	j := r.jobs(Cascade)
-	r.want("jobs", len(j), 1)
-	// Roots are worth most.
-	var got []block.Key
-	for _, b := range j[0].Blocks {
-		got = append(got, b.Key)
-	}
-	slices.SortFunc(got, func(a, b block.Key) int { return slices.Compare(a[:], b[:]) })
-	r.want("blocks written", got, keyRange(0, 3))
-	s := r.c.Stats()
-	r.want("dropped", [2]int64{s.Tiers[0].Dropped[DropFull], s.Tiers[1].Dropped[DropDown]}, [2]int64{2, 5})
-	r.results(j[0], Done, 0)
+	r.want("jobs", r.run(Done), 1)
+	r.want("dropped", r.c.Stats().Tiers[1].Dropped[DropDown], int64(5))
 	_, done, f, _ := r.c.Flush(r.now, r.sid, "a", r.now+1)
-	r.want("flush", []any{done, f}, []any{true, Flushed{Done: true, Cascaded: 3, Failed: 7}})
+	r.want("flush", []any{done, f}, []any{true, Flushed{Done: true, Cascaded: 5, Failed: 5}})
 	r.want("verdicts", r.verdicts("a", keyRange(0, 5)), []Verdict{Hit, Hit, Hit, Hit, Hit})
 	r.finish("a")
 	r.idle()
 }
 
+// What exceeds a tier's credit waits for its turn, roots first, and is not lost.
+func TestStoresWaitForATiersCredit(t *testing.T) {
+	r := newRig(t, 100, 1, func(o *Options) { o.Tiers[0].WriteBlocksMax = 3 })
+	r.request("a")
+	r.store("a", keyRange(0, 8))
+	id, done, _, _ := r.c.Flush(r.now, r.sid, "a", r.now+1e9)
+	r.want("flushed at once", done, false)
+	for _, want := range [][]block.Key{keyRange(0, 3), keyRange(3, 6), keyRange(6, 8)} {
+		j := r.jobs(Cascade)
+		r.want("jobs", len(j), 1)
+		var got []block.Key
+		for _, b := range j[0].Blocks {
+			got = append(got, b.Key)
+		}
+		r.want("blocks written", got, want)
+		r.want("flush answers", len(effects[AnswerFlush](r)), 0)
+		r.results(j[0], Done, 0)
+	}
+	r.want("flush answers", effects[AnswerFlush](r), []AnswerFlush{{id, Flushed{Done: true, Cascaded: 8}}})
+	r.finish("a")
+	r.idle()
+}
+
 // A tier that hangs does not pin the whole primary: what its unfinished jobs may
-// hold is bounded in bytes (B148), and stores go on.
+// hold is bounded in bytes (B148), stores go on, and what waited in vain is
+// dropped: evicted before its turn, past its time, or with its tier down.
 func TestHungTierLeavesRoomForStores(t *testing.T) {
-	r := newRig(t, 40, 1, func(o *Options) { o.InflightPercent = 50 })
+	r := newRig(t, 40, 1, func(o *Options) { o.InflightPercent = 100; o.OverduePercent = 100 })
 	r.request("a")
 	for lo := 0; lo < 200; lo += 10 {
 		r.store("a", keyRange(lo, lo+10))
 	}
 	s := r.c.Stats()
 	r.want("blocks pinned by writes", s.Writing[0], 20)
-	if s.Tiers[0].Dropped[DropFull] != 180 {
-		t.Fatalf("%+v", s)
+	r.want("blocks that wait", s.Waiting[0], 20)
+	held := r.jobs(Cascade)
+	r.tick(61 * time.Second)
+	s = r.c.Stats()
+	r.want("blocks that wait", s.Waiting[0], 0)
+	if d := s.Tiers[0].Dropped; d[DropEvicted] != 160 || d[DropLate] != 20 {
+		t.Fatalf("dropped: %v", d)
 	}
+	r.store("a", keyRange(200, 205))
+	r.c.TierHealth(r.now, 0, true, false)
+	r.want("dropped with the tier down", r.c.Stats().Tiers[0].Dropped[DropDown], int64(5))
+	for _, j := range held {
+		for i := range j.Blocks {
+			r.c.JobResults(r.now, j.ID, []JobResult{{Index: i}})
+		}
+	}
+	r.check()
+	_, done, f, _ := r.c.Flush(r.now, r.sid, "a", r.now+1)
+	r.want("flush", []any{done, f}, []any{true, Flushed{Done: true, Failed: 205}})
+	r.finish("a")
+	r.idle()
+}
+
+// A reset forgets what waits for a tier's credit.
+func TestResetForgetsWhatWaits(t *testing.T) {
+	r := newRig(t, 20, 1, func(o *Options) { o.Tiers[0].WriteBlocksMax = 1 })
+	r.request("a")
+	r.store("a", keyRange(0, 5))
+	r.must(r.c.Reset(r.now, r.now+1e9))
+	r.want("blocks that wait", r.c.Stats().Waiting[0], 0)
 	r.run(Done)
+	r.want("written", len(r.have[0]), 1)
 	r.finish("a")
 	r.idle()
 }

@@ -12,6 +12,7 @@ type timer struct {
 	job  *job
 	req  *request
 	resv *reservation
+	tier int
 }
 
 type timerKind uint8
@@ -23,6 +24,7 @@ const (
 	timerFlush                     // the earliest flush of the request is due
 	timerResv                      // the reservation expires
 	timerHandover                  // the hand-over expires
+	timerWaiting                   // what waits first for a tier's credit is due
 	timerReset                     // the reset's answer is due
 )
 

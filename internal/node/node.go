@@ -352,7 +352,7 @@ func (n *Node) Health(lane int, dir transfer.Dir, s transfer.State) {
 	defer n.mu.Unlock()
 	h := n.tiers[lane]
 	h.states[dir] = s
-	n.core.TierHealth(lane, h.states[transfer.Read] != transfer.StateOpen, h.states[transfer.Write] != transfer.StateOpen)
+	n.core.TierHealth(n.now(), lane, h.states[transfer.Read] != transfer.StateOpen, h.states[transfer.Write] != transfer.StateOpen)
 	n.perform()
 }
 
@@ -515,8 +515,8 @@ func (n *Node) Metrics() *metrics.Set { return n.set }
 // pending says what a drain still waits for, "" for nothing.
 func (n *Node) pending(p core.Pending) string {
 	var w []string
-	if p.Jobs > 0 {
-		w = append(w, fmt.Sprintf("%d jobs", p.Jobs))
+	if p.Jobs+p.Waiting > 0 {
+		w = append(w, fmt.Sprintf("%d jobs, %d blocks to be written after them", p.Jobs, p.Waiting))
 		for _, h := range n.tiers {
 			if s := h.lane.Stats(); s.Read.Items+s.Write.Items > 0 {
 				w = append(w, fmt.Sprintf("tier %s: %d blocks to read, %d to write", h.info.Name, s.Read.Items, s.Write.Items))
@@ -627,7 +627,7 @@ func (n *Node) waitIdle(ctx context.Context) string {
 		}
 		changed := n.changed
 		n.mu.Unlock()
-		if p.Jobs == 0 {
+		if p.Jobs+p.Waiting == 0 {
 			return ""
 		}
 		select {

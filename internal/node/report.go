@@ -59,7 +59,7 @@ func (n *Node) Status() Status {
 		ts := TierStatus{
 			Name: h.info.Name, Type: h.info.Type, ReadHealth: states[i][transfer.Read].String(), WriteHealth: states[i][transfer.Write].String(),
 			Hits: t.Hits, ReadBytes: t.Bytes[core.Promotion], WriteBytes: t.Bytes[core.Cascade], WrittenBlocks: t.Blocks[core.Cascade],
-			Corrupt: t.Corrupt, Late: t.Late, QueuedReads: l.Read.QueuedItems, QueuedWrites: l.Write.QueuedItems,
+			Corrupt: t.Corrupt, Late: t.Late, QueuedReads: l.Read.QueuedItems, QueuedWrites: l.Write.QueuedItems + c.Waiting[i],
 			Failures: map[string]int64{}, Dropped: map[string]int64{}, ScanDone: true,
 		}
 		for _, cause := range tier.Causes() {
