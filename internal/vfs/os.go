@@ -56,7 +56,7 @@ func pathErr(op, name string, err error) error {
 }
 
 func info(st *unix.Stat_t) Info {
-	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Ino: st.Ino}
+	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Ino: st.Ino, Links: uint64(st.Nlink)}
 }
 
 func (o *osFS) Open(name string, flags int, perm uint32) (File, error) {

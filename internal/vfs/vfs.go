@@ -53,6 +53,7 @@ type Info struct {
 	Bytes int64  // bytes that the medium is charged with: st_blocks * 512
 	Mtime int64  // ns since 1970
 	Ino   uint64
+	Links uint64 // names that the file has
 }
 
 // Regular says that it is a regular file.

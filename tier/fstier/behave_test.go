@@ -528,7 +528,8 @@ func TestErrorSweep(t *testing.T) {
 	} {
 		for _, fault := range faults {
 			t.Run(fmt.Sprint(mode, "/", fault.Err, "/", fault.After), func(t *testing.T) {
-				items := blocks(t, ns, 0, 3, 1)
+				items := blocks(t, ns, 0, 9, 1) // the capacity is for six
+				deleted, aside, last := items[6].Key, items[7].Key, len(items)-1
 				root := fastDir(t)
 				n, runs := int64(0), 0
 				for hit := true; hit; n++ {
@@ -545,26 +546,24 @@ func TestErrorSweep(t *testing.T) {
 						}
 						return modes[mode](c)
 					}))
-					o.Capacity = 96 << 10
+					o.Capacity = CapacityMin
 					o.scanRetry = time.Microsecond
-					acked := map[int]bool{}
+					acked := false
 					if tr, err := Open(t.Context(), o); err == nil {
 						<-tr.ScanDone()
 						for i := range items {
 							tiertest.Fill(ns, &items[i])
 							tr.Write(t.Context(), ns, items[i:i+1])
-							acked[i] = items[i].Err == nil
+							acked = items[i].Err == nil
 						}
-						_ = tr.Delete(t.Context(), ns, []block.Key{items[0].Key})
-						delete(acked, 0)
+						_ = tr.Delete(t.Context(), ns, []block.Key{deleted})
 						tr.Read(t.Context(), ns, items)
 						for i := range items {
 							if items[i].Err == nil && tiertest.Check(ns, &items[i]) != nil {
 								t.Errorf("call %d: wrong bytes", n)
 							}
 						}
-						_ = tr.SetAside(t.Context(), ns, items[1].Key, "test")
-						delete(acked, 1)
+						_ = tr.SetAside(t.Context(), ns, aside, "test")
 						if n%2 == 0 {
 							tr.crash()
 						} else {
@@ -582,8 +581,8 @@ func TestErrorSweep(t *testing.T) {
 							}
 						} else if tier.ClassOf(items[i].Err) != tier.ClassNotFound {
 							t.Errorf("call %d: read after restart: %v", n, items[i].Err)
-						} else if acked[i] {
-							t.Errorf("call %d: block %d was written and is gone", n, i)
+						} else if acked && i == last {
+							t.Errorf("call %d: the last block was written and is gone", n)
 						}
 					}
 					if err := tr.Delete(t.Context(), ns, keysOf(items)); err != nil {
@@ -741,7 +740,7 @@ func TestEviction(t *testing.T) {
 	const size = 2 * headerSize // of a block of group 1 as a file
 	var stuck atomic.Bool
 	o := quiet(opts(t, t.TempDir(), func(c vfs.Call) vfs.Fault {
-		if stuck.Load() && c.Op == vfs.OpRemove {
+		if stuck.Load() && (c.Op == vfs.OpRemove || c.Op == vfs.OpRename) {
 			return vfs.Fault{Err: unix.EACCES}
 		}
 		return vfs.Fault{}
@@ -1432,4 +1431,130 @@ func TestSyncData(t *testing.T) {
 			t.Errorf("%s: calls are %q, want %q", mode, got, want)
 		}
 	}
+}
+
+// At capacity a write takes over the file of the block that it evicts, but
+// never one that a read has open or that has a second name.
+func TestTakeOver(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	var hold atomic.Pointer[string]
+	gate, reading := make(chan struct{}), make(chan struct{})
+	root := t.TempDir()
+	o := quiet(opts(t, root, func(c vfs.Call) vfs.Fault {
+		if h := hold.Load(); h != nil && c.Op == vfs.OpRead && strings.HasSuffix(c.Name, *h) {
+			hold.Store(nil)
+			close(reading)
+			return vfs.Fault{Wait: gate}
+		}
+		return vfs.Fault{}
+	}))
+	o.Capacity = 3*headerSize + 20*2*headerSize
+	tr := openClosing(t, o)
+	write(t, tr, ns, blocks(t, ns, 0, 20, 1))
+	ino := func(i int) uint64 {
+		t.Helper()
+		var st unix.Stat_t
+		if err := unix.Lstat(tr.blockPath(ns, tiertest.Key(i, 1)), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Link(tr.blockPath(ns, tiertest.Key(1, 1)), link); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, third, fourth := ino(0), ino(2), ino(3)
+
+	write(t, tr, ns, blocks(t, ns, 100, 1, 1))
+	if ino(100) != first {
+		t.Error("the victim's file was not taken over")
+	}
+	write(t, tr, ns, blocks(t, ns, 101, 1, 1)) // evicts 1
+	if after, err := os.ReadFile(link); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("a file with another name was written over: %v", err)
+	}
+
+	// The read of 2 hangs with the file open; that makes 2 the youngest, so all
+	// others go first, and 2 in the end.
+	key := tiertest.Key(2, 1).String()
+	hold.Store(&key)
+	it := blocks(t, ns, 2, 1, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tr.Read(context.Background(), ns, it)
+	}()
+	<-reading
+	evictor := blocks(t, ns, 200, 20, 1)
+	write(t, tr, ns, evictor)
+	if known(tr, ns, tiertest.Key(2, 1)) != tier.Absent {
+		t.Error("2 is not evicted")
+	}
+	if ino(200) != fourth {
+		t.Error("the file of 3 was not taken over")
+	}
+	for i := range 20 {
+		if ino(200+i) == third {
+			t.Error("a file was taken over while it was read")
+		}
+	}
+	close(gate)
+	<-done
+	if err := tiertest.Check(ns, &it[0]); err != nil {
+		t.Errorf("the read that was under way: %v", err)
+	}
+	readable(t, tr, ns, evictor)
+	wantExact(t, tr)
+	if s := tr.Stats(); s.Blocks != 20 || s.SetAside != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Reads beside writes that evict what is read give right bytes or nothing.
+func TestReadUnderEviction(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	o := quiet(opts(t, t.TempDir(), nil))
+	o.Capacity = CapacityMin // six blocks
+	tr := openClosing(t, o)
+	var wg sync.WaitGroup
+	var stop atomic.Bool
+	var latest atomic.Int64
+	var hits atomic.Int64
+	for r := range 4 {
+		it := blocks(t, ns, 0, 1, 1)
+		rnd := rand.New(rand.NewPCG(uint64(r), 9))
+		wg.Go(func() {
+			for !stop.Load() {
+				it[0].Key = tiertest.Key(max(0, int(latest.Load())-rnd.IntN(7)), 1)
+				tr.Read(context.Background(), ns, it)
+				if errors.Is(it[0].Err, tier.ErrNotFound) {
+					continue
+				}
+				hits.Add(1)
+				if err := tiertest.Check(ns, &it[0]); err != nil {
+					t.Errorf("read: %v", err)
+				}
+			}
+		})
+	}
+	it := blocks(t, ns, 0, 1, 1)
+	for i := range 3000 {
+		it[0].Key = tiertest.Key(i, 1)
+		tiertest.Fill(ns, &it[0])
+		tr.Write(context.Background(), ns, it)
+		if it[0].Err != nil {
+			t.Errorf("write: %v", it[0].Err)
+		}
+		latest.Store(int64(i))
+	}
+	stop.Store(true)
+	wg.Wait()
+	if s := tr.Stats(); s.SetAside != 0 || hits.Load() == 0 {
+		t.Errorf("%d hits, %+v", hits.Load(), s)
+	}
+	wantExact(t, tr)
 }

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +29,14 @@ const (
 	nameNamespace  = "namespace.json" // in a namespace's directory
 )
 
-const stripes = 256
+// stripe covers the keys that hash to it. readers counts the reads that may
+// have one of their files open.
+type stripe struct {
+	sync.Mutex
+	readers atomic.Int64
+}
+
+const stripes = 1024
 
 // Tier is a directory of block files. It is safe for concurrent use.
 type Tier struct {
@@ -52,7 +60,7 @@ type Tier struct {
 	scanOver chan struct{}      // closed when its goroutine has ended
 
 	namespaceMu sync.Mutex // held while a namespace is opened
-	stripe      [stripes]sync.Mutex
+	stripe      [stripes]stripe
 	quarantine  quarantine
 
 	mu struct {
@@ -589,7 +597,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EISDIR)
 }
 
-func (t *Tier) stripeOf(n *namespace, key *block.Key) *sync.Mutex {
+func (t *Tier) stripeOf(n *namespace, key *block.Key) *stripe {
 	return &t.stripe[key.Mix(uint64(n.id))%stripes]
 }
 

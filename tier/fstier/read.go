@@ -64,24 +64,8 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item, hdr
 		return tier.ErrNotFound
 	}
 
-	// O_NONBLOCK so that a pipe in a block's place cannot hold us.
-	f, err := t.fs.Open(n.file(it.Key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
-	if err != nil {
-		return t.readFailed(n, it, err)
-	}
 	length := len(it.Buf)
-	got, err := vfs.ReadFull(f, [][]byte{hdr, it.Buf[:padded(length)]}, 0)
-	short := false
-	if err == nil && int64(got) < fileSize(length) {
-		// Only a size proves that the file is short; a read may be for other reasons.
-		var st vfs.Info
-		if st, err = f.Stat(); err == nil {
-			if short = st.Regular() && st.Size < fileSize(length); !short {
-				err = fmt.Errorf("got %d bytes of %d: %w", got, st.Size, unix.EIO)
-			}
-		}
-	}
-	_ = f.Close() // nothing was written, so nothing can be lost
+	short, err := t.readFile(n, it, hdr)
 	if err != nil {
 		return t.readFailed(n, it, err)
 	}
@@ -101,6 +85,31 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item, hdr
 		_, _ = t.adopt(n, it.Key, length) // the scan will, if this cannot
 	}
 	return nil
+}
+
+// readFile reads header and block in one call. short means that the file is
+// proven to be too short.
+func (t *Tier) readFile(n *namespace, it *tier.Item, hdr []byte) (short bool, err error) {
+	mu := t.stripeOf(n, &it.Key)
+	mu.readers.Add(1) // before the open: see takeOver
+	defer mu.readers.Add(-1)
+	// O_NONBLOCK so that a pipe in a block's place cannot hold us.
+	f, err := t.fs.Open(n.file(it.Key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written, so nothing can be lost
+	size := fileSize(len(it.Buf))
+	got, err := vfs.ReadFull(f, [][]byte{hdr, it.Buf[:padded(len(it.Buf))]}, 0)
+	if err != nil || int64(got) == size {
+		return false, err
+	}
+	// Only the size proves that the file is short; a read may be for other reasons.
+	st, err := f.Stat()
+	if err == nil && (!st.Regular() || st.Size >= size) {
+		err = fmt.Errorf("got %d bytes of %d: %w", got, st.Size, unix.EIO)
+	}
+	return err == nil, err
 }
 
 // readFailed turns an error of opening or reading a block's file into the

@@ -16,6 +16,11 @@ import (
 type reservation struct {
 	t     *Tier
 	bytes int64
+
+	// An evicted block's file in tmp, of the size that was asked for, or "".
+	// It has no readers. Writing over it spares the file system freeing and
+	// allocating as much again, which takes ten times as long; see takeOver.
+	file string
 }
 
 // settle ends a reservation of which used bytes are in a file now.
@@ -100,6 +105,17 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 			scanned := a.scanned
 			t.mu.Unlock()
 			switch {
+			case len(victims) == 1 && n != nil && victims[0].bytes == need:
+				r, err := t.takeOver(victims[0])
+				if r != nil {
+					return r, nil
+				}
+				if err != nil {
+					if failures++; failures == evictFailuresMax {
+						return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
+					}
+				}
+				continue
 			case len(victims) > 0:
 			case !scanned:
 				e := refuse(tier.CauseScanning, "wait for the scan of root to end; status shows its progress", "nothing to evict has been found yet").(*tier.Error)
@@ -129,7 +145,7 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 		a.reserve(need)
 		t.mu.free.bytes -= need
 		t.mu.Unlock()
-		return &reservation{t, need}, nil
+		return &reservation{t: t, bytes: need}, nil
 	}
 }
 
@@ -157,8 +173,9 @@ func (t *Tier) space(size int64) (freeSpace, error) {
 
 // victim is a block that an eviction has claimed.
 type victim struct {
-	n   *namespace
-	key block.Key
+	n     *namespace
+	key   block.Key
+	bytes int64
 }
 
 // claimLocked claims at least want bytes of the least recently used blocks,
@@ -173,7 +190,7 @@ func (t *Tier) claimLocked(want int64, skip func(*entry) bool) []victim {
 		}
 		e := t.mu.index.at(h)
 		want -= e.bytes()
-		out = append(out, victim{t.mu.byID[e.ns], e.key()})
+		out = append(out, victim{t.mu.byID[e.ns], e.key(), e.bytes()})
 	}
 	return out
 }
@@ -184,32 +201,88 @@ func (t *Tier) evict(v victim) error {
 	mu := t.stripeOf(v.n, &v.key)
 	mu.Lock()
 	defer mu.Unlock()
-	claimed := func() uint32 {
-		h := t.mu.index.find(v.n.id, &v.key)
-		if h != 0 && t.mu.index.at(h).flags&flagBusy == 0 {
-			return 0
-		}
-		return h
-	}
-	t.mu.Lock()
-	h := claimed()
-	t.mu.Unlock()
+	h := t.claimed(v)
 	if h == 0 {
 		return nil
 	}
 	err := t.fs.Remove(v.n.file(v.key))
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.evictedLocked(v, h, err)
+}
+
+// claimed is the handle of a victim, or 0 if it is none any more. The victim's
+// stripe keeps the answer true.
+func (t *Tier) claimed(v victim) uint32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.mu.index.find(v.n.id, &v.key)
+	if h != 0 && t.mu.index.at(h).flags&flagBusy == 0 {
+		return 0
+	}
+	return h
+}
+
+// evictedLocked drops the entry of a victim whose name is gone, or gives it
+// back if err says that it is not.
+func (t *Tier) evictedLocked(v victim, h uint32, err error) error {
 	if err != nil && !gone(err) {
 		t.mu.index.unclaim(h)
 		return err
 	}
-	t.mu.free.bytes += t.mu.index.at(h).bytes()
+	t.mu.free.bytes += v.bytes
 	t.dropLocked(v.n, h)
 	if err == nil {
 		t.mu.evicted++
 	}
 	return nil
+}
+
+// takeOver evicts a block, and keeps its file as the reservation of a write
+// that needs just as much. It returns nil if the file cannot be had; then
+// there may be room now, or another victim is needed.
+//
+// No reader sees the file change. A read counts itself in its stripe before it
+// opens the name; here the name goes first and the count is looked at after.
+// So either the read is seen, and the file is removed as in any eviction, or
+// the read finds no name.
+func (t *Tier) takeOver(v victim) (*reservation, error) {
+	mu := t.stripeOf(v.n, &v.key)
+	mu.Lock()
+	defer mu.Unlock()
+	h := t.claimed(v)
+	if h == 0 {
+		return nil, nil
+	}
+	tmp := t.tmpFile()
+	err := t.fs.Rename(v.n.file(v.key), tmp)
+	if err != nil {
+		if _, lerr := t.fs.Lstat(tmp); lerr == nil {
+			err = nil // done all the same
+		}
+	}
+	ours := err == nil && mu.readers.Load() == 0
+	stuck := false
+	if err == nil && !ours {
+		if err := t.fs.Remove(tmp); err != nil && !gone(err) {
+			stuck = true
+			t.log.Warn("cannot remove an evicted file", "path", t.path(tmp), "error", err)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.evictedLocked(v, h, err); err != nil {
+		return nil, err
+	}
+	switch {
+	case ours:
+		t.mu.account.reserve(v.bytes)
+		t.mu.free.bytes -= v.bytes
+		return &reservation{t: t, bytes: v.bytes, file: tmp}, nil
+	case stuck:
+		t.mu.account.add(v.bytes)
+	}
+	return nil, nil
 }
 
 // trim evicts until the capacity holds, for a root that was filled under a

@@ -53,7 +53,7 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 	}
 	defer r.settle(0)
 	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
-	f, err := t.create(n, it.Key)
+	f, err := t.create(n, it.Key, size, r)
 	if err == nil {
 		err = t.fillAndPublish(f, n, it, hdr, r)
 	}
@@ -100,10 +100,22 @@ func (t *Tier) present(n *namespace, key block.Key, length int) (bool, error) {
 // draft is a block's file before it has its name.
 type draft struct {
 	vfs.File
-	tmp string // its name in tmp, or "" with O_TMPFILE
+	tmp string // its name in tmp, or "" if it has none yet
 }
 
-func (t *Tier) create(n *namespace, key block.Key) (draft, error) {
+// create opens a file for a block: an evicted one's, if the reservation has
+// that, or a new one.
+func (t *Tier) create(n *namespace, key block.Key, size int64, r *reservation) (draft, error) {
+	if r.file != "" {
+		f, err := t.reopen(r.file, size)
+		if err == nil {
+			return draft{f, r.file}, nil
+		}
+		t.removeStray(r.file, r, size)
+		if r.bytes == 0 {
+			return draft{}, err
+		}
+	}
 	if t.tmpfile {
 		shard := n.shard(key[0])
 		var f vfs.File
@@ -116,6 +128,24 @@ func (t *Tier) create(n *namespace, key block.Key) (draft, error) {
 	tmp := t.tmpFile()
 	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|t.directFlag, 0o600)
 	return draft{f, tmp}, err
+}
+
+// reopen opens an evicted block's file to be written over. A file that has
+// another name is not ours alone.
+func (t *Tier) reopen(name string, size int64) (vfs.File, error) {
+	f, err := t.fs.Open(name, unix.O_WRONLY|unix.O_NONBLOCK|t.directFlag, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && (!st.Regular() || st.Size != size || st.Links != 1) {
+		err = fmt.Errorf("%s is not a file of %d bytes with one name", name, size)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // inShard makes a call that needs a shard, and the shard if that is why the
