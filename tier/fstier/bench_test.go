@@ -63,11 +63,11 @@ func (r *raw) read(i int, hdr, buf []byte) error {
 }
 
 // BenchmarkAgainstRaw runs the tier and the raw loop by turns, 16 workers
-// each, and reports MB/s of both and their ratio. What a round has written is
+// each, and reports MB/s of both, their ratio, and the CPU time a call. What a round has written is
 // removed before the next, outside the measurement. Run it with -benchtime of
 // a few thousand x.
 func BenchmarkAgainstRaw(b *testing.B) {
-	const workers, rounds, readFiles = 16, 6, 256
+	const workers, rounds, readFiles = 16, 20, 256
 	ns := tiertest.Namespace(b, "bench")
 	for _, group := range []uint32{3, 4} {
 		size := ns.BlockBytes(group)
@@ -120,10 +120,17 @@ func BenchmarkAgainstRaw(b *testing.B) {
 						_ = unix.Unlinkat(dir, rawName(i), 0)
 					}
 				}
-				run := func(n int, call func(w, i int) error) time.Duration {
+				cpu := func() time.Duration {
+					var u unix.Rusage
+					if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+						b.Error(err)
+					}
+					return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+				}
+				run := func(n int, call func(w, i int) error) (took, spent time.Duration) {
 					var next atomic.Int64
 					done := make(chan error, workers)
-					start := time.Now()
+					start, startCPU := time.Now(), cpu()
 					for w := range workers {
 						go func() {
 							for {
@@ -144,7 +151,7 @@ func BenchmarkAgainstRaw(b *testing.B) {
 							b.Error(err)
 						}
 					}
-					return time.Since(start)
+					return time.Since(start), cpu() - startCPU
 				}
 				if kind == "read" {
 					for i := range readFiles {
@@ -160,15 +167,20 @@ func BenchmarkAgainstRaw(b *testing.B) {
 				run(warm, viaTier)
 				run(warm, viaRaw)
 				clean(warm)
-				var tierTook, rawTook time.Duration
+				var tierTook, rawTook, tierCPU, rawCPU time.Duration
+				turn := func(n int, call func(w, i int) error, took, spent *time.Duration) {
+					d, c := run(n, call)
+					*took += d
+					*spent += c
+				}
 				per := max(b.N/rounds, 1)
 				for i := range rounds {
 					if i%2 == 0 {
-						tierTook += run(per, viaTier)
-						rawTook += run(per, viaRaw)
+						turn(per, viaTier, &tierTook, &tierCPU)
+						turn(per, viaRaw, &rawTook, &rawCPU)
 					} else {
-						rawTook += run(per, viaRaw)
-						tierTook += run(per, viaTier)
+						turn(per, viaRaw, &rawTook, &rawCPU)
+						turn(per, viaTier, &tierTook, &tierCPU)
 					}
 					clean(per)
 				}
@@ -176,6 +188,8 @@ func BenchmarkAgainstRaw(b *testing.B) {
 				b.ReportMetric(rate(tierTook), "tier-MB/s")
 				b.ReportMetric(rate(rawTook), "raw-MB/s")
 				b.ReportMetric(rate(tierTook)/rate(rawTook), "ratio")
+				b.ReportMetric(float64(tierCPU.Microseconds())/float64(rounds*per), "tier-cpu-us/op")
+				b.ReportMetric(float64(rawCPU.Microseconds())/float64(rounds*per), "raw-cpu-us/op")
 				b.ReportMetric(0, "ns/op")
 			})
 		}
