@@ -95,6 +95,7 @@ type inode struct {
 	mtime  int64
 	links  int
 	opens  int
+	tmp    bool // O_TMPFILE, and never linked: then it may be
 	locked *memFile
 
 	now, medium content
@@ -165,19 +166,22 @@ func (m *Mem) find(path string) (dir *inode, base string, in *inode, err error) 
 
 // set changes names now, and notes that the medium does not know.
 func (m *Mem) set(c ...entry) {
+	var lost []*inode
 	for _, e := range c {
-		old := e.dir.names[e.name]
+		if old := e.dir.names[e.name]; old != nil {
+			old.links--
+			lost = append(lost, old)
+		}
 		if e.in == nil {
 			delete(e.dir.names, e.name)
 		} else {
 			e.dir.names[e.name] = e.in
 			e.in.links++
 		}
-		if old != nil {
-			old.links--
-			m.release(old)
-		}
 		e.dir.mtime = m.tick()
+	}
+	for _, in := range lost { // not before a rename has named it again
+		m.release(in)
 	}
 	if m.changes = append(m.changes, c); len(m.changes) > changesMax {
 		half := len(m.changes) / 2
@@ -224,6 +228,7 @@ func (m *Mem) openLocked(name string, flags int, perm uint32) (*memFile, error) 
 			return nil, unix.EINVAL
 		}
 		f.in = m.newInode(unix.S_IFREG | perm&0o7777)
+		f.in.tmp = true
 		return f, nil
 	case in == nil && flags&unix.O_CREAT == 0:
 		return nil, unix.ENOENT
@@ -258,9 +263,10 @@ func (m *Mem) Link(f File, name string) error {
 		err = unix.ENOENT // as /proc has it
 	case dir == nil || old != nil:
 		err = unix.EEXIST
-	case mf.in.links == 0 && mf.flags&unix.O_TMPFILE != unix.O_TMPFILE:
+	case mf.in.links == 0 && !mf.in.tmp:
 		err = unix.ENOENT
 	default:
+		mf.in.tmp = false
 		m.set(entry{dir, base, mf.in})
 	}
 	return pathErr("link", name, err)
@@ -271,12 +277,12 @@ func (m *Mem) Rename(from, to string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	fromDir, fromBase, in, err := m.find(from)
-	if err == nil && in == nil {
-		err = unix.ENOENT
-	}
 	toDir, toBase, old, toErr := m.find(to)
 	if err == nil {
 		err = toErr
+	}
+	if err == nil && in == nil {
+		err = unix.ENOENT
 	}
 	switch {
 	case err != nil || in == old:
@@ -338,7 +344,7 @@ func (m *Mem) Lstat(name string) (Info, error) {
 }
 
 func (in *inode) info() Info {
-	return Info{Mode: in.mode, Size: in.now.size, Bytes: in.now.charge(), Mtime: in.mtime, Ino: in.ino}
+	return Info{Mode: in.mode, Size: in.now.size, Bytes: in.now.charge(), Mtime: in.mtime, Ino: in.ino, Links: uint64(in.links)}
 }
 
 // ReadDir is in FS. The names are sorted, and those of one moment.
@@ -413,10 +419,11 @@ func (f *memFile) vec(bufs [][]byte, off int64, writes bool) error {
 		return unix.EINVAL
 	}
 	if f.flags&unix.O_DIRECT != 0 {
+		all := off
 		for _, b := range bufs {
-			off |= int64(len(b))
+			all |= int64(len(b))
 		}
-		if off%sectorSize != 0 {
+		if all%sectorSize != 0 {
 			return unix.EINVAL
 		}
 	}

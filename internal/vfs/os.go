@@ -56,7 +56,8 @@ func pathErr(op, name string, err error) error {
 }
 
 func info(st *unix.Stat_t) Info {
-	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Ino: st.Ino, Links: uint64(st.Nlink)}
+	links := uint64(st.Nlink) //nolint:unconvert // 32 bits on arm64
+	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Ino: st.Ino, Links: links}
 }
 
 func (o *osFS) Open(name string, flags int, perm uint32) (File, error) {
