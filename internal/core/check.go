@@ -200,10 +200,23 @@ func (c *Core) CheckInvariants() error {
 		}
 	}
 
+	waiting := map[*request]int{}
 	for t := range c.tiers {
 		ts := &c.tiers[t]
+		for _, w := range ts.waiting {
+			waiting[w.q]++
+		}
 		if n := len(ts.waiting); n > 0 != (ts.timer.pos > 0) || n > 0 && ts.reading+ts.writing == 0 {
 			return fmt.Errorf("tier %d: %d blocks wait for credit, timer at %d, %d in flight", t, n, ts.timer.pos, ts.reading+ts.writing)
+		}
+	}
+
+	for q := range waiting {
+		live[q] = true // or gone
+	}
+	for q := range live {
+		if waiting[q] != q.waiting || q.waiting > q.cascades {
+			return fmt.Errorf("request %q counts %d blocks that wait for credit and %d cascades, has %d", q.id, q.waiting, q.cascades, waiting[q])
 		}
 	}
 

@@ -145,6 +145,7 @@ func (c *Core) await(t int, s Slot, q *request) {
 	}
 	ts.waiting = append(ts.waiting, waitingBlock{s, c.at(s).gen, q, c.now + Time(c.opt.CascadeTimeout)})
 	q.cascades++
+	q.waiting++
 }
 
 // waitingMax bounds the blocks that wait for a tier's credit.
@@ -159,6 +160,7 @@ func (c *Core) pump(t int) {
 	}
 	up := ts.up(Cascade, c.overdueMax())
 	var j *job
+	var over []*request // nothing of theirs waits any more
 	for len(ts.waiting) > 0 {
 		w := ts.waiting[0]
 		e := c.lookAt(w.slot)
@@ -175,6 +177,9 @@ func (c *Core) pump(t int) {
 			break
 		}
 		ts.waiting = ts.waiting[1:]
+		if w.q.waiting--; w.q.waiting == 0 && w.q.final() {
+			over = append(over, w.q)
+		}
 		if why >= 0 {
 			ts.stats.Dropped[why]++
 			w.q.failed++
@@ -196,6 +201,9 @@ func (c *Core) pump(t int) {
 	}
 	if j != nil {
 		c.startJob(j)
+	}
+	for _, q := range over {
+		c.tellFinished(q)
 	}
 	if len(ts.waiting) == 0 {
 		ts.waiting = nil
@@ -239,8 +247,8 @@ func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
 		}
 		c.quietBlock(j, r.Index)
 	}
+	c.settle() // loads before stores: they get the credit that came back
 	c.pump(j.tier)
-	c.settle()
 }
 
 // corrupt forgets a block whose bytes are not what was committed: nobody may

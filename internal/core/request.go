@@ -42,7 +42,8 @@ type request struct {
 	fills    int
 
 	// Cascades of blocks that it stored.
-	cascades         int
+	cascades         int // without an outcome
+	waiting          int // of these, for a tier's credit
 	cascaded, failed int
 	flushes          []flushWait
 	flushTimer       timer
@@ -159,8 +160,8 @@ func matches(filter []TierFilter, f *TierFacts) bool {
 }
 
 // Finish ends a request: a waiting lookup is void, its pins are given back
-// (unless it is kept for a hand-over), and once its last store is no longer
-// pending, tiers hear of its end.
+// (unless it is kept for a hand-over), and once its last store is submitted or
+// given up, tiers hear of its end.
 func (c *Core) Finish(now Time, sid SessionID, name string) error {
 	q, err := c.active(sid, name)
 	if err != nil {
@@ -202,7 +203,9 @@ func (c *Core) finalise(q *request) {
 		return
 	}
 	c.answerFlushes(q, q.s.dead)
-	c.emit(RequestFinished{Session: q.s.id, Request: q.id})
+	if q.waiting == 0 {
+		c.tellFinished(q)
+	}
 	s := q.s
 	if newest := unlink(s.requests[q.id], q); newest != nil {
 		s.requests[q.id] = newest
@@ -223,6 +226,13 @@ func (c *Core) finalise(q *request) {
 	s.kept++
 	c.handovers++
 }
+
+// final says that the request has been finalised.
+func (q *request) final() bool { return q.state == reqHandover || q.state == reqGone }
+
+// tellFinished tells tiers of the request's end: nothing of it will be written
+// to them that has not been submitted.
+func (c *Core) tellFinished(q *request) { c.emit(RequestFinished{Session: q.s.id, Request: q.id}) }
 
 // endHandover gives back what a finished request kept for its fetcher.
 func (c *Core) endHandover(q *request) {

@@ -521,3 +521,22 @@ func TestDrain(t *testing.T) {
 	r.want("idle", r.c.Pending().Idle(), true)
 	r.idle()
 }
+
+// Also what waits for a tier's credit is a store of the request: tiers hear of
+// its end after the last of it is submitted or given up, once.
+func TestFinishIsForwardedAfterWhatWaitsForCredit(t *testing.T) {
+	r := newRig(t, 40, 1, func(o *Options) { o.Tiers[0].WriteBlocksMax = 1 })
+	r.request("a")
+	r.store("a", keyRange(0, 3))
+	r.finish("a")
+	r.wantErr("the request is over for its engine", r.c.Finish(r.now, r.sid, "a"), ErrNoRequest)
+	for waiting := 2; waiting > 0; waiting-- {
+		r.want("waiting", r.c.Stats().Waiting[0], waiting)
+		r.want("told", len(effects[RequestFinished](r)), 0)
+		r.results(r.jobs(Cascade)[0], Done, 0)
+	}
+	_, submitted := r.fx[0].(StartJob)
+	r.want("told after the last is submitted", []any{len(r.fx), submitted, r.fx[1]}, []any{2, true, RequestFinished{r.sid, "a"}})
+	r.run(Done)
+	r.idle()
+}
