@@ -794,6 +794,11 @@ func TestEviction(t *testing.T) {
 	if tier.CauseOf(w[0].Err) != tier.CausePermission {
 		t.Errorf("write when nothing can be removed: %v", w[0].Err)
 	}
+	big := blocks(t, ns, 31, 1, 2) // needs nine of the ten
+	tr.Write(t.Context(), ns, big)
+	if tier.CauseOf(big[0].Err) != tier.CausePermission {
+		t.Errorf("write of a large block when nothing can be removed: %v", big[0].Err)
+	}
 	stuck.Store(false)
 	present(6, 20, 21, 22, 23, 24, 25, 26, 27, 28)
 	wantExact(t, tr)

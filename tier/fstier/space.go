@@ -63,6 +63,10 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 	refuse := func(cause tier.Cause, hint, format string, args ...any) error {
 		return &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: cause, Err: fmt.Errorf(format, args...), Hint: hint}
 	}
+	scanning := func(what string) error {
+		return &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassRetryable, Cause: tier.CauseScanning, Err: errors.New(what),
+			Hint: "wait for the scan of root to end; status shows its progress"}
+	}
 	failures, floorRounds := 0, 0
 	for {
 		if err := ctx.Err(); err != nil {
@@ -76,9 +80,7 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 		a := &t.mu.account
 		if !a.scanned && !a.hasBound {
 			t.mu.Unlock()
-			e := refuse(tier.CauseScanning, "wait for the scan of root to end; status shows its progress", "the tier does not know yet how full it is").(*tier.Error)
-			e.Class = tier.ClassRetryable
-			return nil, e
+			return nil, scanning("the tier does not know yet how full it is")
 		}
 		need := (size+space.block-1)/space.block*space.block + a.extra
 		used := a.used()
@@ -111,27 +113,22 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 					return r, nil
 				}
 				if err != nil {
-					if failures++; failures == evictFailuresMax {
+					if failures++; failures >= evictFailuresMax {
 						return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
 					}
 				}
 				continue
 			case len(victims) > 0:
 			case !scanned:
-				e := refuse(tier.CauseScanning, "wait for the scan of root to end; status shows its progress", "nothing to evict has been found yet").(*tier.Error)
-				e.Class = tier.ClassRetryable
-				return nil, e
+				return nil, scanning("nothing to evict has been found yet")
 			case over > 0:
 				return nil, refuse(tier.CauseCapacity, "raise capacity", "%d of %d bytes are used and nothing can be evicted for %d more", used, t.o.Capacity, need)
 			default:
 				return nil, refuse(tier.CauseFloor, "free some space, or lower min_free", "too little space is free, and nothing can be evicted for %d more bytes", need)
 			}
-			for _, v := range victims {
-				if err := t.evict(v); err != nil {
-					if failures++; failures == evictFailuresMax {
-						return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
-					}
-				}
+			failed, err := t.evictAll(victims)
+			if failures += failed; failures >= evictFailuresMax {
+				return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
 			}
 			continue
 		}
@@ -193,6 +190,17 @@ func (t *Tier) claimLocked(want int64, skip func(*entry) bool) []victim {
 		out = append(out, victim{t.mu.byID[e.ns], e.key(), e.bytes()})
 	}
 	return out
+}
+
+// evictAll evicts all victims that it can, and tells of those that it cannot.
+func (t *Tier) evictAll(victims []victim) (failed int, last error) {
+	for _, v := range victims {
+		if err := t.evict(v); err != nil {
+			failed++
+			last = err
+		}
+	}
+	return failed, last
 }
 
 // evict removes a claimed block's file, unless its key was deleted or written
@@ -296,12 +304,9 @@ func (t *Tier) trim(ctx context.Context) error {
 		if len(victims) == 0 {
 			break
 		}
-		for _, v := range victims {
-			if err := t.evict(v); err != nil {
-				if failures++; failures == evictFailuresMax {
-					return err
-				}
-			}
+		failed, err := t.evictAll(victims)
+		if failures += failed; failures >= evictFailuresMax {
+			return err
 		}
 	}
 	return nil
