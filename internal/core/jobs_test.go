@@ -1,6 +1,7 @@
 package core
 
 import (
+	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
@@ -358,5 +359,27 @@ func TestEvictionPrefersBlocksThatAreSafeBelow(t *testing.T) {
 func TestMemoryPerBlock(t *testing.T) {
 	if n := reflect.TypeFor[slot]().Size(); n > 88 {
 		t.Errorf("a slot's entry has %d bytes", n)
+	}
+}
+
+// Dividing by multiplying is exact for every stride and page.
+func TestExtentIndex(t *testing.T) {
+	check := func(stride, page uint32) {
+		e := extent{inv: ^uint64(0)/uint64(stride) + 1}
+		if got := e.index(page); got != page/stride {
+			t.Fatalf("page %d of stride %d is in slot %d, want %d", page, stride, got, page/stride)
+		}
+	}
+	for stride := uint32(1); stride < 300; stride++ {
+		for page := range uint32(2000) {
+			check(stride, page)
+		}
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 1_000_000 {
+		stride, page := r.Uint32()>>r.IntN(31)|1, r.Uint32()
+		check(stride, page)
+		check(stride, page/stride*stride)
+		check(stride, max(1, page/stride*stride)-1)
 	}
 }

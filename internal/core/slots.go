@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math/bits"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/core/policy"
@@ -59,9 +60,10 @@ const (
 
 // extent is a stretch of the region that holds slots of one class at a time.
 type extent struct {
-	class  int // -1: unassigned
-	pages  uint32
 	slots  []slot
+	inv    uint64 // 2^64 / stride, rounded up; 0 for stride 1
+	class  int    // -1: unassigned
+	pages  uint32
 	free   uint32 // first free slot in it + 1
 	nfree  int
 	busy   int  // slots neither free nor evictable
@@ -82,7 +84,17 @@ func (c *Core) Busy(i uint32) bool { return c.at(unid(i)).pins > 0 }
 // at is the entry of a slot that is known to exist.
 func (c *Core) at(s Slot) *slot {
 	e := &c.extents[uint32(s)>>c.extShift]
-	return &e.slots[(uint32(s)&c.extMask)/c.classes[e.class].stride]
+	return &e.slots[e.index(uint32(s)&c.extMask)]
+}
+
+// index is the number of the slot that a page of the extent lies in. It divides
+// by multiplying: each block that is looked at is divided for several times.
+func (e *extent) index(page uint32) uint32 {
+	if e.inv == 0 {
+		return page
+	}
+	i, _ := bits.Mul64(e.inv, uint64(page))
+	return uint32(i)
 }
 
 // lookAt is at for a slot that somebody outside has named, nil if there is none.
@@ -92,11 +104,12 @@ func (c *Core) lookAt(s Slot) *slot {
 		return nil
 	}
 	e := &c.extents[x]
-	off, stride := uint32(s)&c.extMask, c.classes[e.class].stride
-	if off%stride != 0 || off/stride >= uint32(len(e.slots)) {
+	off := uint32(s) & c.extMask
+	i := e.index(off)
+	if i*c.classes[e.class].stride != off || i >= uint32(len(e.slots)) {
 		return nil
 	}
-	return &e.slots[off/stride]
+	return &e.slots[i]
 }
 
 // bytesOf is what a slot takes of the region.
@@ -271,7 +284,7 @@ func (c *Core) release(s Slot, e *slot) {
 	x := c.extentOf(s)
 	k := &c.classes[x.class]
 	*e = slot{gen: e.gen, holder: x.free}
-	x.free = (uint32(s)&c.extMask)/k.stride + 1
+	x.free = x.index(uint32(s)&c.extMask) + 1
 	x.nfree++
 	k.free++
 	c.setBusy(x, -1)
@@ -298,7 +311,7 @@ func (c *Core) setBusy(e *extent, by int) {
 func (c *Core) assign(x uint32, ki int) {
 	e, k := &c.extents[x], &c.classes[ki]
 	n := e.pages / k.stride
-	*e = extent{class: ki, pages: e.pages, slots: make([]slot, n), nfree: int(n), used: c.clock, gen: e.gen, listed: n > 0}
+	*e = extent{class: ki, inv: ^uint64(0)/uint64(k.stride) + 1, pages: e.pages, slots: make([]slot, n), nfree: int(n), used: c.clock, gen: e.gen, listed: n > 0}
 	for i := range e.slots {
 		e.slots[i] = slot{gen: e.gen, holder: uint32(i + 2)}
 	}
@@ -362,8 +375,9 @@ func (c *Core) stripExtent(x uint32) {
 // pin and unpin count a user of a slot that is filling, resident or doomed.
 func (c *Core) pin(s Slot, e *slot) {
 	if e.pins == 0 && e.state == slotResident {
-		c.classOf(s).evictable--
-		c.setBusy(c.extentOf(s), 1)
+		x := c.extentOf(s)
+		c.classes[x.class].evictable--
+		c.setBusy(x, 1)
 	}
 	e.pins++
 }
@@ -378,8 +392,9 @@ func (c *Core) unpin(s Slot, e *slot) {
 	}
 	switch e.state {
 	case slotResident:
-		c.setBusy(c.extentOf(s), -1)
-		k := c.classOf(s)
+		x := c.extentOf(s)
+		k := &c.classes[x.class]
+		c.setBusy(x, -1)
 		k.evictable++
 		k.policy.Idle(id(s))
 	case slotDoomed:
@@ -395,8 +410,9 @@ func (c *Core) use(s Slot, e *slot) {
 	}
 	c.clock++
 	e.used = c.clock
-	c.extentOf(s).used = c.clock
-	c.classOf(s).policy.Use(id(s))
+	x := c.extentOf(s)
+	x.used = c.clock
+	c.classes[x.class].policy.Use(id(s))
 }
 
 // quarantine and unquarantine count a slot whose block is forgotten and whose
