@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/terrace-kv/terrace/client"
 	nodes "github.com/terrace-kv/terrace/internal/node"
 )
 
@@ -293,4 +295,98 @@ func TestPrimaryExhausted(t *testing.T) {
 	})
 	other.goodbye()
 	n.idle()
+}
+
+// TestReservationExpires: what is reserved and not committed in time is
+// nobody's, until the engine says that it writes no more.
+func TestReservationExpires(t *testing.T) {
+	t.Parallel()
+	n := serve(t, place(t), "--set", "core.reservation_timeout=300ms")
+	slow, other := n.engine("slow"), n.engine("other")
+	var granted int
+	slow.must("Half", Ask{ID: "half", Prompt: own("half", 10)}, &granted)
+	eventually(t, bound(), "expiry", func() error {
+		if st := n.status(); st.Stores.Expired != 10 || st.Tables.Quarantined != 10 {
+			return fmt.Errorf("%+v, %+v", st.Stores, st.Tables)
+		}
+		return nil
+	})
+	if got := other.store("half", own("half", 10)); got.Stored.Stored != 10 {
+		t.Errorf("somebody else stores them: %+v", got.Stored)
+	}
+	var statuses []client.FillStatus
+	slow.must("Complete", "half", &statuses)
+	for _, s := range statuses {
+		if s != client.FillDropped {
+			t.Fatalf("a commit that comes too late is answered %v", statuses)
+		}
+	}
+	n.quiet()
+	if got := slow.do(Ask{ID: "again", Prompt: own("half", 10), LoadOnly: true}); got.Hits != 10 {
+		t.Errorf("%d of 10 are hits: %v", got.Hits, got.Verdicts)
+	}
+	slow.goodbye()
+	other.goodbye()
+	n.idle()
+	checkRoot(t, n)
+}
+
+// TestEngineStopped: an engine that is stopped with calls under way holds up
+// nobody, and goes on when it is continued.
+func TestEngineStopped(t *testing.T) {
+	t.Parallel()
+	n := serve(t, place(t), "--primary", "32MiB")
+	still, other := n.engine("still"), n.engine("other")
+	load := Load{Prefix: "all", Conversations: 30, Turn: 20, Parallel: 3, Flush: true}
+	still.start(load)
+	load.Seed = 1
+	other.start(load)
+	still.after(3)
+	still.signal(syscall.SIGSTOP)
+	other.after(30)
+	still.signal(syscall.SIGCONT)
+	still.after(3)
+	other.finish()
+	if r := still.finish(); r.Lost > 0 {
+		t.Error("the stopped engine has lost its session")
+	}
+	still.goodbye()
+	other.goodbye()
+	n.idle()
+	n.exact()
+}
+
+// TestTwoModels: blocks of two lengths, one of them no multiple of a page,
+// take the primary from each other.
+func TestTwoModels(t *testing.T) {
+	t.Parallel()
+	n := serve(t, place(t), "--primary", "16MiB", "--set", "primary.extent=1MiB")
+	large := n.engineOf(engineArgs{Name: "large", BlockBytes: 200_001})
+	small := n.engineOf(engineArgs{Name: "small", BlockBytes: 20_000})
+	load := Load{Prefix: "all", Conversations: 100, Turn: 12, Parallel: 2, Flush: true}
+	// By turns, so that one has what the other has left, then at once.
+	for _, phase := range [][]*engine{{large}, {small}, {large}, {small, large}} {
+		for _, e := range phase {
+			e.start(load)
+			load.Seed++
+		}
+		for _, e := range phase {
+			e.after(often(60, 600))
+		}
+		for _, e := range phase {
+			if r := e.finish(); r.Hits == 0 || r.Stored == 0 {
+				t.Errorf("engine %s: %+v", e.args.Name, r)
+			}
+		}
+		p := n.status().Primary
+		t.Logf("%d extents were taken, %d blocks evicted", p.ExtentsTaken, p.Evicted)
+	}
+	if p := n.status().Primary; p.ExtentsTaken < 3 {
+		t.Errorf("no model takes room from the other: %+v", p)
+	}
+	large.goodbye()
+	small.goodbye()
+	n.idle()
+	n.exact()
+	checkRoot(t, n)
 }

@@ -1,10 +1,14 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -134,5 +138,30 @@ func TestReplayConversations(t *testing.T) {
 			t.Logf("%d engines: %d requests, %d of %d are hits, %.1f s", engines, r.Requests, r.PrefixHits, r.References, r.Duration)
 			_ = os.RemoveAll(root) // it may be gigabytes
 		})
+	}
+}
+
+// TestReplayInterrupted: a signal ends a replay in order. It says what it did,
+// and its node leaves nothing behind.
+func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
+	dir, env := home(t)
+	p := launch(t, "replay", terraceCommand(t, env, "replay", "--synthetic", "--conversations", "2000", "--primary", "16MiB", "--json"))
+	eventually(t, bound(), "block files", func() error {
+		if files, _ := filepath.Glob(filepath.Join(dir, "tmp", "*", "fs", "*", "*", "*")); len(files) == 0 {
+			return errors.New("none yet")
+		}
+		return nil
+	})
+	p.signal(syscall.SIGINT)
+	if code := p.exit(bound()); code != 130 {
+		t.Errorf("exit code %d, want 130", code)
+	}
+	var r replayed
+	if err := json.Unmarshal([]byte(p.stdout.String()), &r); err != nil || r.Requests == 0 || r.Corrupt != 0 || !strings.Contains(p.stdout.String(), `"interrupted":true`) {
+		t.Errorf("%v: %s", err, p.stdout.String())
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "tmp", "*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
 	}
 }
