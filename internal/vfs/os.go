@@ -30,6 +30,7 @@ type osFS struct {
 type osFile struct {
 	fd   int
 	name string
+	dir  bool // opened as one
 }
 
 // retry repeats a call that a signal interrupted. Network and FUSE file
@@ -67,7 +68,7 @@ func (o *osFS) Open(name string, flags int, perm uint32) (File, error) {
 	if err != nil {
 		return nil, pathErr("open", name, err)
 	}
-	return &osFile{fd, name}, nil
+	return &osFile{fd, name, flags&unix.O_DIRECTORY != 0 && flags&unix.O_TMPFILE != unix.O_TMPFILE}, nil
 }
 
 func (o *osFS) Link(f File, name string) error {
@@ -149,6 +150,10 @@ func (f *osFile) Stat() (Info, error) {
 }
 
 func (f *osFile) Sync() error {
+	if f.dir {
+		// A name is no data that ext4 would write for fdatasync.
+		return pathErr("sync", f.name, retryErr(func() error { return unix.Fsync(f.fd) }))
+	}
 	return pathErr("sync", f.name, retryErr(func() error { return unix.Fdatasync(f.fd) }))
 }
 

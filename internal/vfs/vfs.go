@@ -38,7 +38,7 @@ type File interface {
 	ReadVec(bufs [][]byte, off int64) (int, error)
 	WriteVec(bufs [][]byte, off int64) (int, error)
 	Stat() (Info, error)
-	// Sync is fdatasync.
+	// Sync is fdatasync, of a directory fsync: then its names survive a power cut.
 	Sync() error
 	// Lock takes an exclusive lock on the file, which lasts until Close or the
 	// end of the process. It fails with EAGAIN when another opener has it.

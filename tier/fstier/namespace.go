@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -27,6 +28,8 @@ type namespace struct {
 	id  uint16
 	fp  block.Fingerprint
 	dir string // 64 hex digits
+
+	lasting [256]atomic.Bool // the shard's own name survives a power cut
 
 	// mu
 	spec   *block.Namespace // what namespace.json says, or nil

@@ -12,7 +12,7 @@ import (
 // Values of Options.Sync.
 const (
 	SyncNone = "none" // blocks survive the death of the process, not a power cut
-	SyncData = "data" // and the bytes are on the medium before the name is
+	SyncData = "data" // a power cut too: the bytes are on the medium before the name is, and the name before the write is done
 )
 
 // Limits and defaults.

@@ -117,10 +117,9 @@ func (t *Tier) create(n *namespace, key block.Key, size int64, r *reservation) (
 		}
 	}
 	if t.tmpfile {
-		shard := n.shard(key[0])
 		var f vfs.File
-		err := t.inShard(n, shard, func() (err error) {
-			f, err = t.fs.Open(shard, unix.O_WRONLY|unix.O_TMPFILE|t.directFlag, 0o600)
+		err := t.inShard(n, key[0], func() (err error) {
+			f, err = t.fs.Open(n.shard(key[0]), unix.O_WRONLY|unix.O_TMPFILE|t.directFlag, 0o600)
 			return err
 		})
 		return draft{f, ""}, err
@@ -150,15 +149,36 @@ func (t *Tier) reopen(name string, size int64) (vfs.File, error) {
 
 // inShard makes a call that needs a shard, and the shard if that is why the
 // call fails: it is the first block there, or somebody removed the directory.
-func (t *Tier) inShard(n *namespace, shard string, call func() error) error {
+func (t *Tier) inShard(n *namespace, first byte, call func() error) error {
 	err := call()
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	if err := errors.Join(t.makeDir(n.dir), t.makeDir(shard)); err != nil {
+	n.lasting[first].Store(false)
+	if err := errors.Join(t.makeDir(n.dir), t.makeDir(n.shard(first))); err != nil {
 		return err
 	}
 	return call()
+}
+
+// syncNames makes the names in a shard survive a power cut, and once the names
+// that lead to it.
+func (t *Tier) syncNames(n *namespace, first byte) error {
+	dirs := []string{n.shard(first)}
+	if !n.lasting[first].Load() {
+		dirs = append(dirs, n.dir, ".")
+	}
+	for _, dir := range dirs {
+		d, err := t.fs.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(d.Sync(), d.Close()); err != nil {
+			return err
+		}
+	}
+	n.lasting[first].Store(true)
+	return nil
 }
 
 // fillAndPublish writes header and block, gives the file its name and indexes
@@ -199,7 +219,7 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 	mu.Lock()
 	defer mu.Unlock()
 	for tries := 0; ; tries++ {
-		err = t.inShard(n, n.shard(it.Key[0]), func() error { return t.giveName(f, n.file(it.Key)) })
+		err = t.inShard(n, it.Key[0], func() error { return t.giveName(f, n.file(it.Key)) })
 		if err == nil {
 			named = true
 			break
@@ -225,10 +245,14 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 	}
 	if open {
 		open = false
-		if err := f.Close(); err != nil {
-			t.removeStray(n.file(it.Key), r, size)
-			return err
-		}
+		err = f.Close()
+	}
+	if err == nil && t.o.Sync == SyncData {
+		err = t.syncNames(n, it.Key[0])
+	}
+	if err != nil {
+		t.removeStray(n.file(it.Key), r, size)
+		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
