@@ -115,6 +115,9 @@ func (c *Core) CheckInvariants() error {
 			if f.expired {
 				expired[q.s] += c.bytesOf(f.slot)
 			}
+			if f.kind == fillStore && !f.dropped && f.resv.timer.pos == 0 {
+				return fmt.Errorf("wait-ends: reservation of slot %d has no deadline", f.slot)
+			}
 			n++
 		}
 		if n != q.fills {
@@ -129,6 +132,10 @@ func (c *Core) CheckInvariants() error {
 				return fmt.Errorf("request %q waits for nothing", q.id)
 			}
 		}
+		if q.pending > 0 && q.lookupTimer.pos == 0 || q.wait != nil && q.wait.timer.pos == 0 || len(q.flushes) > 0 && q.flushTimer.pos == 0 ||
+			q.state != reqActive && q.params.RemoteDecoder && q.handover.pos == 0 {
+			return fmt.Errorf("wait-ends: request %q waits without a deadline", q.id)
+		}
 		if q.state == reqFinishing && (n == 0 || q.wait != nil) {
 			return fmt.Errorf("request %q is finished and was not finalised", q.id)
 		}
@@ -137,6 +144,9 @@ func (c *Core) CheckInvariants() error {
 		if expired[s] != s.overdueBytes {
 			return fmt.Errorf("session %d counts %d bytes of expired reservations, has %d", s.id, s.overdueBytes, expired[s])
 		}
+	}
+	if c.reset != nil && c.reset.timer.pos == 0 {
+		return fmt.Errorf("wait-ends: the reset has no deadline")
 	}
 	if npins != c.pins.Len() || npins != c.pinIndex.Len() {
 		return fmt.Errorf("%d pins held, %d recorded, %d indexed", npins, c.pins.Len(), c.pinIndex.Len())

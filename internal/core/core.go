@@ -127,6 +127,11 @@ func (o *Options) validate() error {
 }
 
 // Core is the state machine. It is not safe for concurrent use.
+//
+// INVARIANT(parts-add-up): free, evictable, pinned, filling, quarantined and
+// remainder bytes add up to the region. INVARIANT(idle-is-zero): when requests
+// are finished, sessions quiet and work is over, pinned, filling and quarantined
+// bytes are zero and every table below is empty.
 type Core struct {
 	opt Options
 	now Time
@@ -211,6 +216,10 @@ type session struct {
 }
 
 // settleSession forgets a dead session that holds nothing any more.
+//
+// INVARIANT(session-settles): a dead session holds no pin, and is in the table
+// only for slots that its processes may still write and for checksums of what it
+// had committed.
 func (c *Core) settleSession(s *session) {
 	if s.dead && len(s.quiet) == 0 && s.unfinished == 0 {
 		delete(c.sessions, s.id)

@@ -663,6 +663,9 @@ func (j *judgement) want(tokens int64) {
 }
 
 // finish writes the answer that the verdicts amount to.
+//
+// INVARIANT(hit-committed): each lease of an answer names a block that is
+// committed and, unless the call was a peek, pinned for the request.
 func (j *judgement) finish(tokens int64) {
 	out := j.out
 	out.Tokens, out.Final = tokens, true

@@ -970,7 +970,7 @@ func (w *world) print() uint64 {
 		add(uint64(e.class))
 		for i := range e.slots {
 			s := &e.slots[i]
-			add(uint64(s.gen)<<32 | uint64(s.state)<<24 | uint64(s.pins)<<8 | uint64(s.used))
+			add(uint64(s.gen)<<32 | uint64(s.state)<<24 | uint64(s.pins)<<8 | s.used)
 			add(uint64(s.holder)<<32 | uint64(s.node.Prev)<<16 | uint64(s.node.Next)<<8 | uint64(s.node.Meta))
 		}
 	}
@@ -1350,12 +1350,11 @@ func (w *world) doGiveBack() {
 		fills = append(fills, fills[0])
 		mine = append(mine, mine[0])
 	}
-	bogus := w.chance(5)
-	if bogus {
+	if w.chance(5) { // what nobody was granted
 		fills = append(fills, Fill{Slot: Slot(w.r.Uint32N(uint32(len(w.mem)) + 10)), Gen: w.r.Uint32N(8)})
 		for _, f := range s.fills {
 			if f.slot == fills[len(fills)-1].Slot && f.gen == fills[len(fills)-1].Gen {
-				fills, bogus = fills[:len(fills)-1], false
+				fills = fills[:len(fills)-1]
 				break
 			}
 		}
@@ -1676,7 +1675,7 @@ func (w *world) report(j *simJob, at []int) {
 	before := w.c.stats.ForeignResults
 	foreign := int64(0)
 	if j.Kind == ProbeJob {
-		found, ok := make([]bool, len(j.Blocks)), !(w.o.faults && w.chance(15))
+		found, ok := make([]bool, len(j.Blocks)), !w.o.faults || !w.chance(15)
 		for i, b := range j.Blocks {
 			found[i] = t.has[simKey{j.NS, b.Key}]
 		}

@@ -60,6 +60,10 @@ type request struct {
 	keeping  int // blocks that others fill and that it is to keep
 }
 
+// waitingLookup is a call that is held back.
+//
+// INVARIANT(wait-ends): whatever waits (lookup, flush, reset, probe, job,
+// reservation, hand-over, block without credit) has a timer that ends it.
 type waitingLookup struct {
 	id    WaitID
 	keys  [][]block.Key // a copy

@@ -24,6 +24,10 @@ const (
 )
 
 // slot is what the core keeps for each slot. It has no pointers.
+//
+// INVARIANT(generation-grows): gen is larger each time the slot is taken, also
+// when its extent has served another class between, so a lease or a fill of an
+// earlier use never names a later one.
 type slot struct {
 	key  block.Key
 	ns   NamespaceID
@@ -263,6 +267,10 @@ func (c *Core) preferSafe(k *class, victim uint32) Slot {
 	return unid(victim)
 }
 
+// evict makes room.
+//
+// INVARIANT(pinned-immutable): a slot with pins is not evicted, and not handed
+// out to be written, before the last of them is given back.
 func (c *Core) evict(s Slot) {
 	e := c.at(s)
 	if e.state != slotResident || e.pins != 0 {
@@ -277,6 +285,9 @@ func (c *Core) evict(s Slot) {
 }
 
 // release puts a slot on its extent's free list. It is busy until then.
+//
+// INVARIANT(quiet-before-free): this is the only way to the free list, and
+// nobody comes here while an engine, a job or a checksum may touch the slot.
 func (c *Core) release(s Slot, e *slot) {
 	if e.pins != 0 || e.state == slotFree {
 		panic(fmt.Sprintf("core: freeing slot %d in state %d with %d pins", s, e.state, e.pins))

@@ -16,6 +16,9 @@ const (
 
 // fill is a slot that is being filled. It ends by a commit, an abort or the
 // end of its job or session; until then its slot has it as holder.
+//
+// INVARIANT(fill-single-writer): a slot has at most one fill, and a fill one
+// writer; nobody sees its block before it has ended well.
 type fill struct {
 	slot    Slot
 	kind    fillKind
