@@ -42,6 +42,7 @@ const stripes = 1024
 type Tier struct {
 	o       Options
 	fs      vfs.FS
+	names   *names // is fs
 	log     *slog.Logger
 	info    tier.Info
 	writer  [16]byte // this run's id, in every header and temporary name
@@ -119,7 +120,8 @@ func Open(ctx context.Context, o Options) (_ *Tier, err error) {
 		}
 		undo = append(undo, func() { _ = o.FS.Close() })
 	}
-	t := &Tier{o: o, fs: o.FS, log: o.Logger.With("tier", o.Name), scanOver: make(chan struct{})}
+	names := &names{FS: o.FS, changed: map[string]struct{}{}}
+	t := &Tier{o: o, fs: names, names: names, log: o.Logger.With("tier", o.Name), scanOver: make(chan struct{})}
 	t.info = tier.Info{
 		Name: o.Name, Type: "fs", Medium: tier.MediumStorage, Locality: tier.LocalityLocal,
 		ReadParallel: o.Workers, WriteParallel: o.Workers, BatchItems: batchItems, Authoritative: true,
@@ -359,7 +361,7 @@ func (t *Tier) Close(ctx context.Context) error {
 			return fmt.Errorf("close fs tier %s: %d calls on %s are still under way: %w", t.o.Name, t.mu.calls, t.o.Root, ctx.Err())
 		}
 	}
-	err := t.closeUsage()
+	err := t.closeUsage(ctx)
 	t.headers.close()
 	return errors.Join(err, t.lockFile.Close(), t.fs.Close())
 }

@@ -2,6 +2,7 @@ package fstier
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"os"
@@ -189,8 +190,9 @@ func (t *Tier) tightenUsage() error {
 	return u.write(t, to, 0)
 }
 
-// closeUsage writes the exact number, if it is known, and closes the file.
-func (t *Tier) closeUsage() error {
+// closeUsage writes the exact number, if it is known, and closes the file. It
+// says that it is exact only if no power cut can bring back what was removed.
+func (t *Tier) closeUsage(ctx context.Context) error {
 	u := &t.usage
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -199,7 +201,12 @@ func (t *Tier) closeUsage() error {
 	t.mu.Unlock()
 	var err error
 	if known {
-		if err = u.write(t, used, usageClean); err == nil {
+		flags := uint32(usageClean)
+		if serr := t.names.sync(ctx); serr != nil {
+			t.log.Warn("what was removed may come back in a power cut; after one, writes will wait for the scan", "root", t.o.Root, "error", serr)
+			flags = 0
+		}
+		if err = u.write(t, used, flags); err == nil {
 			err = u.file.Sync()
 		}
 	}

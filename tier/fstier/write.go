@@ -169,11 +169,7 @@ func (t *Tier) syncNames(n *namespace, first byte) error {
 		dirs = append(dirs, n.dir, ".")
 	}
 	for _, dir := range dirs {
-		d, err := t.fs.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		if err := syncDir(t.fs, dir); err != nil {
 			return err
 		}
 	}
