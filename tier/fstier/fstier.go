@@ -27,6 +27,7 @@ const (
 	nameTmp        = "tmp"
 	nameQuarantine = "quarantine"
 	nameNamespace  = "namespace.json" // in a namespace's directory
+	probeSuffix    = "probe"          // of a name in tmp
 )
 
 // stripe covers the keys that hash to it. readers counts the reads that may
@@ -269,7 +270,7 @@ func (t *Tier) probe() {
 		t.headers.put(data)
 		t.headers.put(back)
 	}()
-	name := t.tmpName + "probe"
+	name := t.tmpName + probeSuffix
 	try := func(flag int) (charged int64, err error) {
 		for i := range data {
 			data[i] = byte(i) ^ t.writer[0]

@@ -69,7 +69,13 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 		case nameLock, nameUsage:
 			return nil
 		case nameTmp, nameQuarantine:
-			return t.fs.ReadDir(name, func(string) error { empty = false; return nil })
+			return t.fs.ReadDir(name, func(base string) error {
+				if strings.HasSuffix(base, probeSuffix) && t.fs.Remove(name+"/"+base) == nil {
+					return nil // a dead run's, which no bound counts
+				}
+				empty = false
+				return nil
+			})
 		}
 		empty = false
 		if _, ok := parseFingerprint(name); ok {
