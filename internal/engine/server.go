@@ -294,6 +294,9 @@ func (c *conn) serveEngine(r *wire.Reader, f wire.Frame) error {
 	writer.Go(sess.writeLater)
 
 	err = c.welcome(f, sess)
+	if e := (*wire.Error)(nil); errors.As(err, &e) {
+		_ = c.writeError(f.Call, e) // whether it arrives changes nothing
+	}
 	if err == nil {
 		r.Max = wire.FrameMax
 		err = sess.serve(r)

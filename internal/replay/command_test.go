@@ -116,7 +116,12 @@ func TestSyntheticOnOwnNode(t *testing.T) {
 		if tr := loadSynthetic(t, 1, r.Conversations); engines == 1 && r.PrefixHits != r.References-int64(len(tr.keys)) {
 			t.Errorf("%d prefix hits, an unbounded cache has %d", r.PrefixHits, r.References-int64(len(tr.keys)))
 		}
-		if r.PrefixHits != r.LoadedBlocks || r.StoredBlocks != int64(len(h.node.below)) || r.Latency.LookupP50us <= 0 || r.Latency.ReadyP99us < r.Latency.ReadyP50us {
+		// Two engines may store a block each, when it was evicted between.
+		if below := int64(len(h.node.below)); below > r.StoredBlocks || engines == 1 && below != r.StoredBlocks ||
+			below != int64(len(loadSynthetic(t, 1, r.Conversations).keys)) {
+			t.Errorf("%d blocks below, %d stored", below, r.StoredBlocks)
+		}
+		if r.PrefixHits != r.LoadedBlocks || r.Latency.LookupP50us <= 0 || r.Latency.ReadyP99us < r.Latency.ReadyP50us {
 			t.Errorf("%+v, %d blocks below", r, len(h.node.below))
 		}
 		h.idle(t)
