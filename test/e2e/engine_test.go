@@ -53,13 +53,6 @@ func (p Prompt) keys() (keys []block.Key) {
 	return keys
 }
 
-func (p Prompt) blocks() (n int) {
-	for _, s := range p {
-		n += s.Count
-	}
-	return n
-}
-
 // engineArgs are given to an engine at its start, in the environment.
 type engineArgs struct {
 	Socket, Name string
