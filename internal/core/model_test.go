@@ -1703,8 +1703,13 @@ func (w *world) report(j *simJob, at []int) {
 		w.perform()
 		return
 	}
+	type promised struct {
+		q *simReq
+		s Slot
+	}
 	var res []JobResult
 	var done, gone []simKey
+	var wanted []promised
 	late, corrupt := int64(0), []JobBlock{}
 	for _, i := range at {
 		b := j.Blocks[i]
@@ -1737,6 +1742,11 @@ func (w *world) report(j *simJob, at []int) {
 				delete(w.promos, k)
 				if r.Outcome == Done {
 					done = append(done, k)
+					for _, n := range w.c.fills[w.c.at(b.Slot).holder].wanted {
+						if n.epoch == n.q.epoch {
+							wanted = append(wanted, promised{w.byCore[n.q], b.Slot})
+						}
+					}
 				} else {
 					gone = append(gone, k)
 					w.loadFailed(fk)
@@ -1788,6 +1798,13 @@ func (w *world) report(j *simJob, at []int) {
 	for _, b := range corrupt {
 		if e := w.c.at(b.Slot); e.state == slotResident && e.key == b.Key && !slices.Contains(done, simKey{j.NS, b.Key}) {
 			w.fail("block %s does not match its checksum and is still there", b.Key)
+		}
+	}
+	// A block is pinned for those who wait for it in the step that makes it
+	// readable, until they have their answer: nothing is read twice before use.
+	for _, p := range wanted {
+		if !slices.ContainsFunc(w.fx, func(e Effect) bool { a, ok := e.(AnswerLookup); return ok && a.Wait == p.q.wait }) && w.c.findPin(p.q.q, p.s) == 0 {
+			w.fail("slot %d was read for request %q and is not pinned for it", p.s, p.q.name)
 		}
 	}
 	for _, k := range done {

@@ -131,7 +131,8 @@ type TierFilter struct {
 	Locality string
 }
 
-// Params are the parameters of a request. The zero value means no limits.
+// Params are the parameters of a request. Start from NoLimits: in the zero
+// value both caps are 0, so nothing is loaded or stored.
 type Params struct {
 	LoadTiers  []TierFilter // nil: all secondaries; empty but not nil: none
 	StoreTiers []TierFilter
