@@ -89,9 +89,10 @@ type Region struct {
 	mem    *arena.Mapping
 
 	mu    sync.Mutex
-	views int           // functions of View and Write that run
-	ended bool          // no more of them
-	idle  chan struct{} // closed when ended and none runs
+	open  map[uint32]uint32 // granted slots that are not committed or aborted, with their generation; nil in a worker
+	views int               // functions of View and Write that run
+	ended bool              // no more of them
+	idle  chan struct{}     // closed when ended and none runs
 }
 
 // newRegion maps what a descriptor holds. The file stays the caller's.
@@ -101,6 +102,27 @@ func newRegion(f *os.File, info RegionInfo, verify bool) (*Region, error) {
 		return nil, err
 	}
 	return &Region{info: info, verify: verify, mem: mem, idle: make(chan struct{})}, nil
+}
+
+// granted and endGrants keep count of the slots that are the engine's to write.
+func (r *Region) granted(grants []Grant) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, g := range grants {
+		if g.Status == Granted {
+			r.open[g.Slot] = g.Gen
+		}
+	}
+}
+
+func (r *Region) endGrants(fills []core.Fill) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range fills {
+		if r.open[uint32(f.Slot)] == f.Gen {
+			delete(r.open, uint32(f.Slot))
+		}
+	}
 }
 
 func regionInfo(r *wire.Region) (RegionInfo, error) {
@@ -196,10 +218,17 @@ func (r *Region) View(l Lease, fn func(b []byte) error) error {
 
 // Write gives fn the bytes of a granted slot to fill. They are valid until fn
 // returns; the slot is written when it is committed.
-// Errors: ErrStale, ErrSessionLost, or fn's.
+// Errors: ErrStale, ErrSessionLost, or fn's. In the engine's own process a
+// grant that was committed or aborted is ErrStale; a worker must not write it.
 func (r *Region) Write(g Grant, fn func(b []byte) error) error {
 	if g.Status != Granted {
 		return fmt.Errorf("%w: nothing was granted for this key (%v)", ErrInvalid, g.Status)
+	}
+	r.mu.Lock()
+	ended := r.open != nil && g.Epoch == r.info.Epoch && r.open[g.Slot] != g.Gen
+	r.mu.Unlock()
+	if ended {
+		return fmt.Errorf("%w: the grant of slot %d was committed or aborted", ErrStale, g.Slot)
 	}
 	return r.at(g.Epoch, g.Group, g.Slot, fn)
 }

@@ -186,7 +186,9 @@ func (r *Request) Reserve(ctx context.Context, group uint32, first int, keys []b
 		r.s.fail(err)
 		return nil, err
 	}
-	return r.grants(group, reply), nil
+	out := r.grants(group, reply)
+	r.s.region.granted(out)
+	return out, nil
 }
 
 func (r *Request) grants(group uint32, reply *wire.ReserveReply) []Grant {
@@ -233,6 +235,7 @@ func (r *Request) Commit(ctx context.Context, fills []Fill) ([]FillStatus, error
 		}
 		m.Fills[i] = core.Fill{Slot: core.Slot(f.Grant.Slot), Gen: f.Grant.Gen, Sum: f.Sum, HasSum: f.HasSum}
 	}
+	r.s.region.endGrants(m.Fills)
 	return r.statuses(ctx, wire.TypeCommit, &m, len(fills))
 }
 
@@ -252,6 +255,7 @@ func (r *Request) Abort(ctx context.Context, grants []Grant) ([]FillStatus, erro
 	if len(m.Fills) == 0 {
 		return nil, nil
 	}
+	r.s.region.endGrants(m.Fills)
 	return r.statuses(ctx, wire.TypeAbort, &m, len(m.Fills))
 }
 
@@ -351,14 +355,21 @@ const abortTimeout = 5 * time.Second
 //
 // Blocks go in several calls, the last ones first, so that the beginning of a
 // prompt, which others may share, is evicted last. On an error what was
-// committed before stays, what was not is given back. ErrNoRoom: the primary
-// has no room, now; the rest may be offered again later.
+// committed before stays, what was not is given back. A call that finds no room
+// is made smaller, down to a block, so a prompt that is larger than the primary
+// is stored too. ErrNoRoom: there is none for one block now; the rest may be
+// offered again later.
 func (r *Request) Store(ctx context.Context, group uint32, first int, keys []block.Key, fill func(i int, dst []byte) (sum uint64, err error)) (Stored, error) {
 	var out Stored
 	fills := make([]Fill, 0, wire.ReserveKeysMax)
+	most := wire.ReserveKeysMax
 	for end := len(keys); end > 0; {
-		begin := max(0, end-wire.ReserveKeysMax)
+		begin := max(0, end-most)
 		grants, err := r.Reserve(ctx, group, first+begin, keys[begin:end])
+		if n := end - begin; n > 1 && (errors.Is(err, ErrNoRoom) || errors.Is(err, ErrTooLarge)) {
+			most = n / 2
+			continue
+		}
 		if err != nil {
 			return out, err
 		}

@@ -176,6 +176,9 @@ func open(ctx context.Context, o *Options, expect *block.Fingerprint) (*session,
 	if err == nil {
 		s.region, err = newRegion(file, info, o.VerifyOnLoad)
 	}
+	if err == nil {
+		s.region.open = make(map[uint32]uint32)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("greet node at %s: %w", o.Socket, err), conn.Close(), file.Close())
 	}

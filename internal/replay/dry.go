@@ -131,12 +131,17 @@ func (d *dryRun) request(tokens int64, p *Point) error {
 		hits = int(d.answer.Tokens / tokens)
 		p.PrefixHits += int64(hits)
 	}
+	most := core.ReserveKeysMax
 	for end := len(d.keys); end > hits; {
-		first := max(hits, end-core.ReserveKeysMax)
+		first := max(hits, end-most)
 		keys := d.keys[first:end]
-		end = first
 		var err error
 		d.grants, err = d.core.Reserve(d.now, d.session, id, 0, first, keys, d.grants[:0])
+		if refused(err) && len(keys) > 1 {
+			most = len(keys) / 2 // as client.Request.Store does
+			continue
+		}
+		end = first
 		if refused(err) {
 			p.Refusals++
 			continue

@@ -133,7 +133,7 @@ func (d *decoder) str(field string, least, most int) []byte {
 		d.fail(CodeInvalid, field, "%d bytes, %d to %d are allowed", len(v), least, most)
 		return nil
 	case !utf8.Valid(v):
-		d.malformed(field, "not UTF-8")
+		d.fail(CodeInvalid, field, "not UTF-8")
 		return nil
 	}
 	return v

@@ -778,7 +778,7 @@ func TestLimits(t *testing.T) {
 		{TypeFinish, arr(1, str(RequestIDMax)), "", 0},
 		{TypeFinish, arr(1, str(RequestIDMax+1)), "finish.request", CodeInvalid},
 		{TypeFinish, arr(1, str(0)), "finish.request", CodeInvalid},
-		{TypeFinish, arr(1, msgp.AppendString(nil, "\xff")), "finish.request", CodeMalformed},
+		{TypeFinish, arr(1, msgp.AppendString(nil, "\xff")), "finish.request", CodeInvalid},
 		{TypeFinish, arr(1, msgp.AppendBytes(nil, []byte("x"))), "finish.request", CodeMalformed},
 		{TypePin, arr(2, str(1), bin(LookupKeysMax*block.KeySize)), "", 0},
 		{TypePin, arr(2, str(1), bin((LookupKeysMax+1)*block.KeySize)), "pin_touch.keys", CodeInvalid},
