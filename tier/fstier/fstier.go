@@ -228,7 +228,12 @@ func (t *Tier) takeLock() error {
 			_ = f.Close()
 			return t.openErr("stat lock file of", err)
 		}
-		if at, err := t.fs.Lstat(nameLock); err != nil || at.Ino != st.Ino {
+		at, err := t.fs.Lstat(nameLock)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			_ = f.Close()
+			return t.openErr("look at lock file of", err)
+		}
+		if err != nil || at.Ino != st.Ino {
 			_ = f.Close()
 			continue
 		}

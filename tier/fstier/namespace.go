@@ -236,6 +236,7 @@ func (t *Tier) writeSpec(ctx context.Context, n *namespace, json []byte) error {
 	tmp := t.tmpFile()
 	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
+		_ = t.fs.Remove(tmp) // it may have been made all the same
 		return err
 	}
 	var st vfs.Info

@@ -126,6 +126,9 @@ func (t *Tier) create(n *namespace, key block.Key, size int64, r *reservation) (
 	}
 	tmp := t.tmpFile()
 	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|t.directFlag, 0o600)
+	if err != nil {
+		t.removeStray(tmp, r, size) // it may have been made all the same
+	}
 	return draft{f, tmp}, err
 }
 
