@@ -356,8 +356,13 @@ func (n *Node) Health(lane int, dir transfer.Dir, s transfer.State) {
 	n.perform()
 }
 
+// noteError keeps a tier's last error for the status. That its lane is open is
+// none: it hides why.
 func (n *Node) noteError(t int, err error) {
-	s := err.Error()
+	if errors.Is(err, transfer.ErrOpen) {
+		return
+	}
+	s := time.Now().UTC().Format(time.RFC3339) + " " + err.Error()
 	n.tiers[t].last.Store(&s)
 }
 
@@ -591,7 +596,7 @@ func (n *Node) close(ctx context.Context) error {
 			}
 		})
 	}
-	wg.Wait()
+	n.tellUntil(wg.Wait)
 	for i, err := range results {
 		if err != nil {
 			errs = append(errs, err)
@@ -612,6 +617,31 @@ func (n *Node) close(ctx context.Context) error {
 	// Otherwise the region stays mapped until the process ends: somebody may
 	// still be in it.
 	return errors.Join(errs...)
+}
+
+// tellUntil runs f and tells once a second which tiers still have calls under
+// way.
+func (n *Node) tellUntil(f func()) {
+	over := make(chan struct{})
+	n.wg.Go(func() {
+		t := time.NewTicker(time.Second)
+		defer t.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-t.C:
+			}
+			for _, h := range n.tiers {
+				if s := h.lane.Stats(); s.Read.Running+s.Write.Running+s.Probe.Running > 0 {
+					n.log.Info("closing a tier: its calls have not returned", "tier", h.info.Name,
+						"reads", s.Read.Running, "writes", s.Write.Running, "probes", s.Probe.Running)
+				}
+			}
+		}
+	})
+	f()
+	close(over)
 }
 
 // waitIdle waits for jobs to end, tells once a second what it waits for, and

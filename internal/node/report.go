@@ -96,10 +96,14 @@ func (n *Node) StatusJSON() []byte {
 func (n *Node) Pins(limit int) []Pin {
 	n.mu.Lock()
 	list, now := n.core.PinList(limit), n.now()
+	engines := make(map[core.SessionID]string, len(n.sessions))
+	for id, s := range n.sessions {
+		engines[id] = fmt.Sprintf(" (engine %q, pid %d)", s.hello.Engine, s.hello.PID)
+	}
 	n.mu.Unlock()
 	out := make([]Pin, 0, len(list))
 	for _, p := range list {
-		owner := fmt.Sprintf("session %d request %s", p.Session, p.Request)
+		owner := fmt.Sprintf("session %d%s request %q", p.Session, engines[p.Session], p.Request)
 		if p.Job != 0 {
 			owner = fmt.Sprintf("job %d %s %s", p.Job, p.Kind, n.tiers[p.Tier].info.Name)
 		}

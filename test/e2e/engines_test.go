@@ -121,7 +121,7 @@ func TestEngineKilled(t *testing.T) {
 		}
 		mine := 0
 		for _, p := range n.pins() {
-			if p.Owner == fmt.Sprintf("session %d request held", s.ID) {
+			if strings.HasPrefix(p.Owner, fmt.Sprintf("session %d ", s.ID)) && strings.HasSuffix(p.Owner, `request "held"`) {
 				mine++
 			}
 		}
