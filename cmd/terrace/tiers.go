@@ -43,7 +43,7 @@ func configTypes() config.Types {
 }
 
 type fsSettings struct {
-	Root     string      `yaml:"root" doc:"folder of the block files; one node uses it at a time; default: terrace/fs in the user's cache folder"`
+	Root     string      `yaml:"root" folder:"own" doc:"folder of the block files; one node uses it at a time; default: terrace/fs in the user's cache folder"`
 	Capacity config.Size `yaml:"capacity" zero:"unbounded" min:"64KiB" doc:"room that the files may take, as the file system counts it"`
 	MinFree  config.Size `yaml:"min_free" zero:"none" min:"1" doc:"free space of the file system that is left to others"`
 	Sync     string      `yaml:"sync" enum:"none|data" doc:"none: blocks survive the death of the process; data: also a power cut, and writing is slower"`

@@ -15,7 +15,7 @@ var rewrite = flag.Bool("rewrite", false, "write golden files anew")
 
 // fsSettings stands for a type of tier that config knows nothing of.
 type fsSettings struct {
-	Root     string `yaml:"root" doc:"folder"`
+	Root     string `yaml:"root" folder:"own" doc:"folder"`
 	Capacity Size   `yaml:"capacity" zero:"unbounded" min:"1MiB" doc:"most bytes"`
 	Token    string `yaml:"token" secret:"true" doc:"a secret"`
 }
@@ -173,9 +173,9 @@ func TestFaults(t *testing.T) {
 		{name: "next tier without a type", env: []string{"TERRACE_TIERS_1_ROOT=/x"}, want: []string{`tiers.1 (TERRACE_TIERS_1_ROOT) names no tier; there are: 0 (fs). To add one, set tiers.1.type`}},
 		{name: "bad list in a variable", env: []string{"TERRACE_TIERS=["}, want: []string{`tiers = "[" (TERRACE_TIERS) is not a YAML list`}},
 		{name: "--set of nothing", flags: []Assignment{{"primary.sizes", "1", "--set"}}, want: []string{`primary.sizes (--set) is not a setting; did you mean primary.size?`}},
-		{name: "several of a type", file: "tiers: [{type: fs, name: a}, {type: fs, name: b}]", flags: []Assignment{{"tiers.fs.root", "/x", "--fs-root"}},
+		{name: "several of a type", file: "tiers: [{type: fs, name: a, root: /a}, {type: fs, name: b, root: /b}]", flags: []Assignment{{"tiers.fs.root", "/x", "--fs-root"}},
 			want: []string{`tiers.fs (--fs-root) could be several tiers; name one by its index or name`}},
-		{name: "names", file: "tiers: [{type: fs}, {type: fs}, {type: fs, name: Primary}]",
+		{name: "names", file: "tiers: [{type: fs, root: /a}, {type: fs, root: /b}, {type: fs, root: /c, name: Primary}]",
 			want: []string{`tiers.1.name = "fs" is the name of tiers.0 as well`, `tiers.2.name = "Primary" (t.yaml:1) is not a name`}},
 		{name: "bounds that contradict", file: "primary: {size: 1MiB, extent: 2MiB}\ntiers: [{type: fs, lane: {retry: {base: 10s}, breaker: {brown_share: 0.6, open_base: 2m}}}]",
 			want: []string{`primary.extent = "2MiB" (t.yaml:1) is more than primary.size, which is 1MiB`, `lane.retry.base = "10s" (t.yaml:2) is more than lane.retry.max, which is 2s`,
@@ -340,4 +340,38 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTiersDoNotShareAFolder: two tiers that write into one folder would evict
+// and clean up each other's files.
+func TestTiersDoNotShareAFolder(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	load := func(first, second string) error {
+		_, err := Load(Input{Socket: "/s", Types: types, Flags: []Assignment{
+			{Path: "tiers.0.type", Value: "fs"}, {Path: "tiers.0.root", Value: first},
+			{Path: "tiers.1.type", Value: "disk"}, {Path: "tiers.1.root", Value: second},
+		}})
+		return err
+	}
+	for _, x := range []struct{ first, second, how string }{
+		{"/a", "/a", "is the folder of"},
+		{"/a/../b", "/b/", "is the folder of"},
+		{"/a", "/a/b/c", "lies within"},
+		{"/a/b", "/a", "contains"},
+		{dir + "/x", link + "/x/new", "lies within"},
+	} {
+		err := load(x.first, x.second)
+		if err == nil || !strings.Contains(err.Error(), "tiers.1.root = ") || !strings.Contains(err.Error(), x.how+" tiers.0.root = ") {
+			t.Errorf("%s and %s: %v", x.first, x.second, err)
+		}
+	}
+	for _, x := range [][2]string{{"/a", "/ab"}, {"/a/b", "/a/c"}, {"/a/..b", "/a/b"}} {
+		if err := load(x[0], x[1]); err != nil {
+			t.Errorf("%v: %v", x, err)
+		}
+	}
 }

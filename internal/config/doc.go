@@ -19,6 +19,7 @@
 //	max     largest value
 //	enum    the allowed words, separated by |
 //	zero    the word for the zero value, which cannot be written as a number
+//	folder  "own": a tier's folder, which no other tier may have, nor a part of it
 //	secret  "true": never shown, neither in print nor in faults
 //
 // The package starts no goroutine, and reads at most 1 MiB of a file.

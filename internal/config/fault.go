@@ -40,9 +40,9 @@ func (fs Faults) Error() string {
 	return b.String()
 }
 
-// didYouMean ends a sentence with the nearest of the known words, if one is
+// DidYouMean ends a sentence with the nearest of the known words, if one is
 // near enough to be a slip of the fingers.
-func didYouMean(word string, known []string) string {
+func DidYouMean(word string, known []string) string {
 	best, nearest := "", 1+max(2, len(word)/4)
 	for _, k := range known {
 		if d := distance(strings.ToLower(word), strings.ToLower(k)); d < nearest && d < max(len(word), len(k)) {
@@ -87,7 +87,7 @@ func distance(a, b string) int {
 // unknown is the problem of a key that is no setting at this place. elsewhere
 // has the paths of all settings, for a key that is right in another place.
 func unknown(key string, here, elsewhere []string) string {
-	hint := didYouMean(key, here)
+	hint := DidYouMean(key, here)
 	if hint == "" {
 		for _, path := range elsewhere {
 			if strings.HasSuffix(path, "."+key) {

@@ -271,7 +271,7 @@ func (l *loader) addTier(path, typ string, src Source) bool {
 		l.fault(path, "", src, "is missing; known types: %s", strings.Join(l.types.names(), ", "))
 		return false
 	case !ok:
-		l.fault(path, typ, src, "is not a type of tier%s Known types: %s", orStop(didYouMean(typ, l.types.names())), strings.Join(l.types.names(), ", "))
+		l.fault(path, typ, src, "is not a type of tier%s Known types: %s", orStop(DidYouMean(typ, l.types.names())), strings.Join(l.types.names(), ", "))
 		return false
 	}
 	l.cfg.Tiers = append(l.cfg.Tiers, newTier(typ, t))
@@ -349,7 +349,7 @@ func (l *loader) envPath(name string) (path string, ok bool) {
 		}
 	}
 	l.fault(name, "", "environment", "is not a setting%s Variables are %s and a setting's path in capitals, such as %sPRIMARY_SIZE; unset this one or correct it",
-		orStop(didYouMean(name, names)), EnvPrefix, EnvPrefix)
+		orStop(DidYouMean(name, names)), EnvPrefix, EnvPrefix)
 	return "", false
 }
 
@@ -384,7 +384,7 @@ func (l *loader) assign(path, text string, src Source) {
 		}
 	}
 	all := paths(l.cfg.leaves())
-	l.fault(path, "", src, "is not a setting%s `terrace config print` shows all", orStop(didYouMean(path, all)))
+	l.fault(path, "", src, "is not a setting%s `terrace config print` shows all", orStop(DidYouMean(path, all)))
 }
 
 // tier finds the tier that sel names, adding or changing it if that is what

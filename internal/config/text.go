@@ -149,7 +149,7 @@ func (l leaf) set(text string) error {
 	if enum := l.tag.Get("enum"); enum != "" {
 		words := strings.Split(enum, "|")
 		if !slices.Contains(words, text) {
-			return fmt.Errorf("is not one of %s%s", strings.Join(words, ", "), didYouMean(text, words))
+			return fmt.Errorf("is not one of %s%s", strings.Join(words, ", "), DidYouMean(text, words))
 		}
 	}
 	l.v.Set(v)

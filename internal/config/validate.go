@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -72,6 +73,60 @@ func (l *loader) validate() {
 		if v, ok := t.Settings.(validator); ok {
 			v.Validate(func(key, problem string) { bad(path(key), problem) })
 		}
+	}
+	l.folders(bad)
+}
+
+// folders refuses tiers that would write into each other's folder.
+func (l *loader) folders(bad func(path, problem string)) {
+	type folder struct{ setting, text, real string }
+	var before []folder
+	for i := range l.cfg.Tiers {
+		for _, lf := range l.cfg.Tiers[i].leaves(i) {
+			text := lf.v.String()
+			if lf.tag.Get("folder") != "own" || text == "" {
+				continue
+			}
+			f := folder{lf.path, text, realPath(text)}
+			for _, b := range before {
+				how := ""
+				switch {
+				case f.real == b.real:
+					how = "is the folder of"
+				case within(f.real, b.real):
+					how = "lies within"
+				case within(b.real, f.real):
+					how = "contains"
+				default:
+					continue
+				}
+				bad(f.setting, fmt.Sprintf("%s %s = %q; give each tier a folder of its own", how, b.setting, b.text))
+				break // once is enough
+			}
+			before = append(before, f)
+		}
+	}
+}
+
+func within(path, folder string) bool {
+	rel, err := filepath.Rel(folder, path)
+	return err == nil && filepath.IsLocal(rel)
+}
+
+// realPath is the path without links, as far as it exists.
+func realPath(path string) string {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return path
+	}
+	for here, rest := path, ""; ; {
+		if real, err := filepath.EvalSymlinks(here); err == nil {
+			return filepath.Join(real, rest)
+		}
+		if here == filepath.Dir(here) {
+			return path
+		}
+		here, rest = filepath.Dir(here), filepath.Join(filepath.Base(here), rest)
 	}
 }
 
