@@ -55,11 +55,13 @@ const (
 	CauseTimeout           // a deadline passed
 	CauseScanning          // the tier does not know its size yet
 	CauseUnavailable       // the lane or tier is down
+	CauseNamespace         // what is stored of one namespace is damaged or contradicts the engine's; others are served
+	CauseForeign           // something that is no block file is in one block's place; others are served
 	causeCount
 )
 
 var causeNames = [causeCount]string{"other", "no_space", "capacity", "free_floor", "permission", "read_only", "io",
-	"descriptors", "short", "header", "checksum", "source", "timeout", "scanning", "unavailable"}
+	"descriptors", "short", "header", "checksum", "source", "timeout", "scanning", "unavailable", "namespace", "foreign"}
 
 func (c Cause) String() string {
 	if c < causeCount {

@@ -115,11 +115,31 @@ type Toucher interface {
 
 // NamespaceOpener is implemented by a tier that keeps namespaces in clear. It
 // is called before the first use of a namespace, may do I/O, and is repeated
-// by each session that greets with it. An error that matches
+// by each session that greets with it. It compares with what is stored and
+// need not store anything: the first write does. An error that matches
 // ErrNamespaceMismatch names the differing field.
 type NamespaceOpener interface {
 	OpenNamespace(ctx context.Context, ns *block.Namespace) error
 }
+
+// NameKeeper is implemented by a tier that remembers what operators call
+// namespaces, so that a name stands for the same namespace after a restart.
+type NameKeeper interface {
+	// Names tells which names the tier keeps, each with its namespace, as far
+	// as that can be read. It does no I/O once the tier is open. The map is the
+	// caller's; no namespace in it is nil.
+	Names(ctx context.Context) (map[string]*block.Namespace, error)
+
+	// KeepName remembers a name of 1 to NameBytesMax bytes, any bytes. A
+	// namespace has one name: the last one counts. A name that is kept for
+	// another namespace is refused with an error that matches
+	// ErrNamespaceMismatch and says how to give it free. It does I/O when the
+	// name is new, and may be called for each session that greets.
+	KeepName(ctx context.Context, name string, ns *block.Namespace) error
+}
+
+// NameBytesMax is the length of a namespace's name at most, in bytes.
+const NameBytesMax = 256
 
 // SetAsider is implemented by a tier that can keep a corrupt copy for
 // inspection. After SetAside the key is absent, whatever the error.

@@ -27,6 +27,7 @@ const (
 	nameTmp        = "tmp"
 	nameQuarantine = "quarantine"
 	nameNamespace  = "namespace.json" // in a namespace's directory
+	nameName       = "name"           // beside it
 	probeSuffix    = "probe"          // of a name in tmp
 )
 
@@ -61,7 +62,7 @@ type Tier struct {
 	stop     context.CancelFunc // of the scan
 	scanOver chan struct{}      // closed when its goroutine has ended
 
-	namespaceMu sync.Mutex // held while a namespace is opened
+	namespaceMu sync.Mutex // held while a namespace is stored or named
 	stripe      [stripes]stripe
 	quarantine  quarantine
 
@@ -91,6 +92,7 @@ var (
 	_ tier.Knower          = (*Tier)(nil)
 	_ tier.Toucher         = (*Tier)(nil)
 	_ tier.NamespaceOpener = (*Tier)(nil)
+	_ tier.NameKeeper      = (*Tier)(nil)
 	_ tier.SetAsider       = (*Tier)(nil)
 	_ tier.Statser         = (*Tier)(nil)
 )

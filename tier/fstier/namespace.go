@@ -34,9 +34,12 @@ type namespace struct {
 	// mu
 	spec   *block.Namespace // what namespace.json says, or nil
 	bad    error            // why it says nothing that can be used
-	ready  bool             // compared with an engine's namespace, or written
+	ready  bool             // stored, and compared with an engine's namespace
+	name   string           // what the operator calls it, or ""
 	bytes  int64
 	blocks int64
+
+	specBytes, nameBytes int64 // what the two files are charged
 }
 
 // file is the name of a block's file.
@@ -98,15 +101,37 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		spec, size, err := t.readSpec(n)
+		var b []byte
+		b, n.specBytes, err = t.readSmall(dir+"/"+nameNamespace, namespaceBytesMax)
+		if err == nil {
+			n.spec, err = block.ParseNamespace(b)
+		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			n.bad = err
-			t.log.Warn("a namespace cannot be used until its description is mended", "path", t.path(dir, nameNamespace), "error", err)
+			t.log.Warn("a namespace cannot be used until its description is mended and the node restarted; others are served", "path", t.path(dir, nameNamespace), "error", err)
 		}
-		n.spec = spec
-		t.mu.account.found(size)
+		b, n.nameBytes, err = t.readSmall(dir+"/"+nameName, tier.NameBytesMax)
+		if other := t.namedLocked(string(b)); err == nil && other != nil {
+			err = fmt.Errorf("%q is the name of %s already", b, t.path(other.dir))
+		}
+		if err == nil {
+			n.name = string(b)
+		} else if !errors.Is(err, unix.ENOENT) {
+			t.log.Warn("the name of a namespace cannot be used: remove the file, or write the name into it", "path", t.path(dir, nameName), "error", err)
+		}
+		t.mu.account.found(n.specBytes + n.nameBytes)
 	}
 	return empty, nil
+}
+
+// namedLocked is the namespace that has a name, or nil.
+func (t *Tier) namedLocked(name string) *namespace {
+	for _, n := range t.mu.byID {
+		if name != "" && n.name == name {
+			return n
+		}
+	}
+	return nil
 }
 
 func (t *Tier) newNamespaceLocked(fp block.Fingerprint) (*namespace, error) {
@@ -119,9 +144,10 @@ func (t *Tier) newNamespaceLocked(fp block.Fingerprint) (*namespace, error) {
 	return n, nil
 }
 
-// readSpec reads a namespace.json, and says how many bytes it is charged.
-func (t *Tier) readSpec(n *namespace) (*block.Namespace, int64, error) {
-	f, err := t.fs.Open(n.dir+"/"+nameNamespace, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+// readSmall reads a file of at most so many bytes, and says how many bytes it
+// is charged.
+func (t *Tier) readSmall(name string, most int64) (b []byte, charged int64, err error) {
+	f, err := t.fs.Open(name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -133,22 +159,15 @@ func (t *Tier) readSpec(n *namespace) (*block.Namespace, int64, error) {
 	if !st.Regular() {
 		return nil, 0, errors.New("not a regular file")
 	}
-	if st.Size > namespaceBytesMax {
-		return nil, st.Bytes, fmt.Errorf("%d bytes, at most %d are read", st.Size, namespaceBytesMax)
+	if st.Size > most {
+		return nil, st.Bytes, fmt.Errorf("%d bytes, at most %d are read", st.Size, most)
 	}
-	b := make([]byte, st.Size)
+	b = make([]byte, st.Size)
 	m, err := vfs.ReadFull(f, [][]byte{b}, 0)
-	if err != nil {
-		return nil, st.Bytes, err
+	if err == nil && m < len(b) {
+		err = io.ErrUnexpectedEOF
 	}
-	if m < len(b) {
-		return nil, st.Bytes, io.ErrUnexpectedEOF
-	}
-	spec, err := block.ParseNamespace(b)
-	if err != nil {
-		return nil, st.Bytes, err
-	}
-	return spec, st.Bytes, nil
+	return b, st.Bytes, err
 }
 
 func (t *Tier) path(names ...string) string {
@@ -156,17 +175,46 @@ func (t *Tier) path(names ...string) string {
 }
 
 // OpenNamespace is in tier.NamespaceOpener. It compares the namespace with the
-// stored one, or stores it.
+// stored one, if there is one, and makes nothing.
 func (t *Tier) OpenNamespace(ctx context.Context, ns *block.Namespace) error {
 	if err := t.enter(); err != nil {
 		return err
 	}
 	defer t.leave()
-	_, err := t.openNamespace(ctx, ns)
-	return err
+	if err := ctx.Err(); err != nil {
+		return t.cancelled(opOpenNamespace, block.Key{}, err)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if n := t.mu.namespaces[ns.Fingerprint()]; n != nil {
+		return t.compareLocked(n, ns)
+	}
+	return nil
 }
 
-func (t *Tier) openNamespace(ctx context.Context, ns *block.Namespace) (*namespace, error) {
+const opOpenNamespace = "open namespace"
+
+// compareLocked says what is wrong with what is stored of a namespace. That is
+// no fault of the tier: others are served.
+func (t *Tier) compareLocked(n *namespace, ns *block.Namespace) error {
+	where := t.path(n.dir, nameNamespace)
+	e := &tier.Error{Op: opOpenNamespace, Tier: t.o.Name, Class: tier.ClassPermanent, Cause: tier.CauseNamespace}
+	switch {
+	case n.bad != nil:
+		e.Err = fmt.Errorf("%s is not a namespace: %w", where, n.bad)
+		e.Hint = "restart the node after moving that directory out of root"
+	case n.spec != nil && n.spec.Fingerprint() != ns.Fingerprint():
+		e.Err = fmt.Errorf("%w: %s differs in %s", tier.ErrNamespaceMismatch, where, strings.Join(block.Diff(n.spec.Spec(), ns.Spec()), ", "))
+		e.Hint = "someone changed the file; restart the node after moving that directory out of root"
+	default:
+		return nil
+	}
+	return e
+}
+
+// storedNamespace is a namespace with its directory and description, which are
+// made if they are missing: so the description is there before any block is.
+func (t *Tier) storedNamespace(ctx context.Context, ns *block.Namespace) (*namespace, error) {
 	t.mu.Lock()
 	n := t.mu.namespaces[ns.Fingerprint()]
 	ready := n != nil && n.ready
@@ -174,50 +222,35 @@ func (t *Tier) openNamespace(ctx context.Context, ns *block.Namespace) (*namespa
 	if ready {
 		return n, nil
 	}
-	const op = "open namespace"
 	t.namespaceMu.Lock()
 	defer t.namespaceMu.Unlock()
+	return t.storeNamespaceLocked(ctx, ns)
+}
+
+// storeNamespaceLocked is storedNamespace under namespaceMu.
+func (t *Tier) storeNamespaceLocked(ctx context.Context, ns *block.Namespace) (*namespace, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, t.cancelled(op, block.Key{}, err)
+		return nil, t.cancelled(opOpenNamespace, block.Key{}, err)
 	}
 	t.mu.Lock()
 	n, err := t.mu.namespaces[ns.Fingerprint()], error(nil)
 	if n == nil {
 		n, err = t.newNamespaceLocked(ns.Fingerprint())
 	}
-	var spec *block.Namespace
-	var bad error
-	if n != nil {
-		spec, bad = n.spec, n.bad
-		ready = n.ready
+	if err == nil {
+		err = t.compareLocked(n, ns)
 	}
+	missing := n != nil && n.spec == nil
 	t.mu.Unlock()
+	if err == nil && missing {
+		if err = t.makeDir(n.dir); err == nil {
+			err = t.writeSmall(ctx, opOpenNamespace, n.dir+"/"+nameNamespace, ns.JSON(), func(bytes int64) {
+				n.specBytes = bytes
+			})
+		}
+	}
 	if err != nil {
-		return nil, t.fail(op, block.Key{}, err)
-	}
-	if ready {
-		return n, nil
-	}
-	where := t.path(n.dir, nameNamespace)
-	if bad != nil {
-		return nil, &tier.Error{Op: op, Tier: t.o.Name, Class: tier.ClassPermanent,
-			Err:  fmt.Errorf("%s is not a namespace: %w", where, bad),
-			Hint: "restart the node after moving that directory out of root"}
-	}
-	if spec != nil && spec.Fingerprint() != ns.Fingerprint() {
-		return nil, &tier.Error{Op: op, Tier: t.o.Name, Class: tier.ClassPermanent,
-			Err: fmt.Errorf("%w: %s differs in %s", tier.ErrNamespaceMismatch, where,
-				strings.Join(block.Diff(spec.Spec(), ns.Spec()), ", ")),
-			Hint: "someone changed the file; restart the node after moving that directory out of root"}
-	}
-	if spec == nil { // so the description is there before any block is
-		err := t.makeDir(n.dir)
-		if err == nil {
-			err = t.writeSpec(ctx, n, ns.JSON())
-		}
-		if err != nil {
-			return nil, t.fail(op, block.Key{}, err)
-		}
+		return nil, t.fail(opOpenNamespace, block.Key{}, err)
 	}
 	t.mu.Lock()
 	n.spec, n.ready = ns, true
@@ -225,14 +258,103 @@ func (t *Tier) openNamespace(ctx context.Context, ns *block.Namespace) (*namespa
 	return n, nil
 }
 
-// writeSpec publishes a namespace.json.
-func (t *Tier) writeSpec(ctx context.Context, n *namespace, json []byte) error {
-	r, err := t.reserve(ctx, "open namespace", block.Key{}, int64(len(json)), nil, nil)
+// remake stores a namespace again whose directory somebody removed under us.
+func (t *Tier) remake(ctx context.Context, ns *block.Namespace, n *namespace) error {
+	t.namespaceMu.Lock()
+	defer t.namespaceMu.Unlock()
+	if _, err := t.fs.Lstat(n.dir); err == nil || !gone(err) {
+		return nil // another write was faster
+	}
+	t.log.Warn("the directory of a namespace was removed under the node and is made again", "path", t.path(n.dir))
+	t.mu.Lock()
+	name := n.name
+	t.mu.account.add(-n.specBytes - n.nameBytes)
+	n.spec, n.ready, n.name, n.specBytes, n.nameBytes = nil, false, "", 0, 0
+	t.mu.Unlock()
+	for i := range n.lasting {
+		n.lasting[i].Store(false)
+	}
+	if _, err := t.storeNamespaceLocked(ctx, ns); err != nil {
+		return err
+	}
+	if name == "" {
+		return nil
+	}
+	return t.keepNameLocked(ctx, n, name)
+}
+
+// Names is in tier.NameKeeper.
+func (t *Tier) Names(context.Context) (map[string]*block.Namespace, error) {
+	if err := t.enter(); err != nil {
+		return nil, err
+	}
+	defer t.leave()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := map[string]*block.Namespace{}
+	for _, n := range t.mu.byID {
+		if n.name != "" && n.spec != nil && n.spec.Fingerprint() == n.fp {
+			out[n.name] = n.spec
+		}
+	}
+	return out, nil
+}
+
+// KeepName is in tier.NameKeeper. The name is the content of a file beside the
+// namespace's description, which is made if it is not there.
+func (t *Tier) KeepName(ctx context.Context, name string, ns *block.Namespace) error {
+	if err := t.enter(); err != nil {
+		return err
+	}
+	defer t.leave()
+	if len(name) == 0 || len(name) > tier.NameBytesMax {
+		return t.fail(opKeepName, block.Key{}, fmt.Errorf("the name has %d bytes, want 1 to %d", len(name), tier.NameBytesMax))
+	}
+	t.namespaceMu.Lock()
+	defer t.namespaceMu.Unlock()
+	t.mu.Lock()
+	other := t.namedLocked(name)
+	t.mu.Unlock()
+	if other != nil && other.fp == ns.Fingerprint() {
+		return nil
+	}
+	if other != nil {
+		return &tier.Error{Op: opKeepName, Tier: t.o.Name, Class: tier.ClassPermanent, Cause: tier.CauseNamespace,
+			Err:  fmt.Errorf("%w: the name %q is kept for namespace %s", tier.ErrNamespaceMismatch, name, other.fp),
+			Hint: fmt.Sprintf("to give it free, remove %s and restart the node", t.path(other.dir, nameName))}
+	}
+	n, err := t.storeNamespaceLocked(ctx, ns)
 	if err != nil {
 		return err
 	}
-	used := int64(0)
-	defer func() { r.settle(used) }()
+	return t.keepNameLocked(ctx, n, name)
+}
+
+const opKeepName = "keep name"
+
+// keepNameLocked stores a namespace's name, under namespaceMu.
+func (t *Tier) keepNameLocked(ctx context.Context, n *namespace, name string) error {
+	err := t.writeSmall(ctx, opKeepName, n.dir+"/"+nameName, []byte(name), func(bytes int64) {
+		t.mu.account.add(-n.nameBytes) // of the file that was replaced
+		n.name, n.nameBytes = name, bytes
+	})
+	if err == nil { // a name is to survive a power cut, whatever blocks are to
+		err = errors.Join(syncDir(t.fs, n.dir), syncDir(t.fs, "."))
+	}
+	if err != nil {
+		return t.fail(opKeepName, block.Key{}, err)
+	}
+	return nil
+}
+
+// writeSmall publishes a small file, in place of any other of that name. done
+// learns under mu what it is charged.
+func (t *Tier) writeSmall(ctx context.Context, op, name string, content []byte, done func(bytes int64)) error {
+	r, err := t.reserve(ctx, op, block.Key{}, int64(len(content)), nil, nil)
+	if err != nil {
+		return err
+	}
+	defer r.settle(0)
 	tmp := t.tmpFile()
 	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
@@ -240,7 +362,7 @@ func (t *Tier) writeSpec(ctx context.Context, n *namespace, json []byte) error {
 		return err
 	}
 	var st vfs.Info
-	err = vfs.WriteAll(f, [][]byte{bytes.Clone(json)}, 0)
+	err = vfs.WriteAll(f, [][]byte{bytes.Clone(content)}, 0)
 	if err == nil {
 		err = f.Sync() // also makes the number of blocks final
 	}
@@ -251,14 +373,17 @@ func (t *Tier) writeSpec(ctx context.Context, n *namespace, json []byte) error {
 		err = cerr
 	}
 	if err == nil {
-		err = t.fs.Rename(tmp, n.dir+"/"+nameNamespace)
+		err = t.fs.Rename(tmp, name)
 	}
 	if err != nil {
 		_ = t.fs.Remove(tmp)
 		t.noSpace(err)
 		return err
 	}
-	used = st.Bytes
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.settleLocked(st.Bytes)
+	done(st.Bytes)
 	return nil
 }
 

@@ -140,7 +140,7 @@ func (s *scan) tmp() error {
 // namespace indexes the blocks of one namespace.
 func (s *scan) namespace(n *namespace) error {
 	err := s.t.fs.ReadDir(n.dir, func(name string) error {
-		if name == nameNamespace {
+		if name == nameNamespace || name == nameName {
 			return s.ctx.Err() // counted when it was read or written
 		}
 		path := n.dir + "/" + name

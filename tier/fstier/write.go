@@ -22,7 +22,7 @@ func (t *Tier) Write(ctx context.Context, ns *block.Namespace, items []tier.Item
 	if len(items) == 0 {
 		return
 	}
-	n, err := t.openNamespace(ctx, ns)
+	n, err := t.storedNamespace(ctx, ns)
 	if err != nil {
 		failAll(items, err)
 		return
@@ -46,22 +46,33 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 	if there, err := t.present(n, it.Key, len(it.Buf)); there || err != nil {
 		return err
 	}
-	size := fileSize(len(it.Buf))
-	r, err := t.reserve(ctx, op, it.Key, size, n, named)
-	if err != nil {
-		return err
-	}
-	defer r.settle(0)
 	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
-	f, err := t.create(n, it.Key, size, r)
-	if err == nil {
-		err = t.fillAndPublish(f, n, it, hdr, r)
+	err := t.store(ctx, n, it, named, hdr)
+	if errors.Is(err, unix.ENOENT) {
+		if err = t.remake(ctx, ns, n); err == nil {
+			err = t.store(ctx, n, it, named, hdr)
+		}
 	}
 	if err != nil {
 		t.noSpace(err)
 		return t.fail(op, it.Key, err)
 	}
 	return nil
+}
+
+// store makes room for a block, writes and publishes it.
+func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []tier.Item, hdr []byte) error {
+	size := fileSize(len(it.Buf))
+	r, err := t.reserve(ctx, "write", it.Key, size, n, named)
+	if err != nil {
+		return err
+	}
+	defer r.settle(0)
+	f, err := t.create(n, it.Key, size, r)
+	if err != nil {
+		return err
+	}
+	return t.fillAndPublish(f, n, it, hdr, r)
 }
 
 // present says whether a block is there already, and makes it the youngest.
@@ -158,8 +169,8 @@ func (t *Tier) inShard(n *namespace, first byte, call func() error) error {
 		return err
 	}
 	n.lasting[first].Store(false)
-	if err := errors.Join(t.makeDir(n.dir), t.makeDir(n.shard(first))); err != nil {
-		return err
+	if err := t.makeDir(n.shard(first)); err != nil {
+		return err // ENOENT: the namespace's directory is gone, see remake
 	}
 	return call()
 }
