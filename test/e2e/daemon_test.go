@@ -477,10 +477,8 @@ func TestFewDescriptors(t *testing.T) {
 		err := e.call("Dial", 3*time.Second, &client.Info{})
 		if err != nil {
 			refused++
-			// Fails: internal/engine hangs up when the attach of a hello fails,
-			// and only its log says why (conn.serveEngine, after welcome). The
-			// error frame should come first. Where not even the connection can be
-			// accepted, the engine's own bound is what ends it.
+			// It is told why. Where not even the connection can be accepted,
+			// the engine's own bound is what ends it.
 			if !strings.Contains(err.Error(), "too many open files") && !failedWith(err, "deadline") {
 				t.Errorf("engine %d is not told why it is not greeted: %v", i, err)
 			}
