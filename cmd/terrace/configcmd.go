@@ -9,7 +9,7 @@ import (
 )
 
 func configCommand(e env) *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Check and show settings", Args: cobra.NoArgs,
+	cmd := &cobra.Command{Use: "config", Short: "Check and show settings", Args: onlyCommands,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
 	check := &cobra.Command{
 		Use: "check FILE", Short: "Check a file of settings, and nothing else", Args: cobra.ExactArgs(1),

@@ -56,6 +56,7 @@ type env struct {
 func run(args []string, e env) int {
 	root := rootCommand(e)
 	root.SetArgs(args)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return flagFaults(cmd, args, err) })
 	root.SetOut(e.out)
 	root.SetErr(e.err)
 	cmd, err := root.ExecuteContextC(context.Background())
@@ -83,10 +84,11 @@ Exit codes: 0 all well; 1 it did not work; 2 a flag, argument or setting is wron
 130 a signal cut it short: the second for serve, which drains at the first.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          onlyCommands,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetHelpCommand(helpCommand())
 	root.AddCommand(serveCommand(e), statusCommand(e), replayCommand(), configCommand(e), versionCommand(e))
 	return root
 }

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/terrace-kv/terrace"
@@ -103,10 +104,18 @@ func TestCommandLines(t *testing.T) {
 		args []string
 	}{
 		{"help", 0, nil, []string{"--help"}},
+		{"serve-help", 0, nil, []string{"help", "serve"}},
 		{"serve-help", 0, nil, []string{"serve", "--help"}},
 		{"status-help", 0, nil, []string{"status", "--help"}},
 		{"unknown-command", 2, nil, []string{"serv"}},
 		{"unknown-flag", 2, nil, []string{"serve", "--primry", "1GiB"}},
+		{"unknown-flags", 2, nil, []string{"serve", "--primry", "4GiB", "--admn", ":0", "--no-fs", "--nothing-like-it=3", "-x"}},
+		{"bad-flag-values", 2, nil, []string{"replay", "--synthetic", "--block-bytes", "64k", "--seed", "-1", "--enginse", "3", "--primary"}},
+		{"unknown-subcommand", 2, nil, []string{"config", "chekc"}},
+		{"unlike-any-command", 2, nil, []string{"frobnicate"}},
+		{"help-of-nothing", 2, nil, []string{"help", "servee"}},
+		{"help-of-config-nothing", 2, nil, []string{"help", "config", "prnt"}},
+		{"all-set-faults", 2, nil, []string{"config", "print", "--set", "nonsense", "--primary", "x", "--set", "foo.bar=1"}},
 		{"config-check-good", 0, []string{"TERRACE_NOT_LOOKED_AT=1"}, []string{"config", "check", good}},
 		{"config-check-bad", 2, nil, []string{"config", "check", bad}},
 		{"config-check-nothing", 2, nil, []string{"config", "check"}},
@@ -322,6 +331,22 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// TestStatusOfAStoppedNode: a node that does not answer is not one that should
+// be started, and is named.
+func TestStatusOfAStoppedNode(t *testing.T) {
+	p, block := start(t, "serve", "--primary", "16MiB", "--admin", ":0", "--no-fs")
+	_ = p.Process.Signal(syscall.SIGSTOP)
+	defer func() {
+		_ = p.Process.Signal(syscall.SIGCONT)
+		_ = p.Process.Signal(syscall.SIGTERM)
+		p.ends(t)
+	}()
+	code, _, errs := runHere(nil, "status", "--admin", adminOf(t, block))
+	if code != exitFailure || strings.Contains(errs, "start one") || !strings.Contains(errs, "does not answer within") || !strings.Contains(errs, fmt.Sprintf("by pid %d (", p.Process.Pid)) {
+		t.Errorf("exit code %d\n%s", code, errs)
+	}
+}
+
 func TestServeWithoutItsTier(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -394,6 +419,33 @@ func TestSecondSignalEnds(t *testing.T) {
 	}
 }
 
+// TestSameSignalTwiceIsOne: timeout(1) sends a signal to its child and to the
+// child's group, and that is one order to stop.
+func TestSameSignalTwiceIsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals := make(chan os.Signal)
+		exited := make(chan int, 1)
+		e := env{out: io.Discard, err: io.Discard, exit: func(code int) { exited <- code }, signals: func() <-chan os.Signal { return signals }}
+		ctx, stop := context.WithCancelCause(t.Context())
+		watchSignals(e, newLogger(io.Discard, config.Log{Level: "info"}), time.Second, stop)
+		signals <- syscall.SIGTERM
+		<-ctx.Done()
+		for range 2 {
+			time.Sleep(400 * time.Millisecond)
+			signals <- syscall.SIGTERM
+			synctest.Wait()
+			if len(exited) != 0 {
+				t.Fatal("the same signal within a second ended the drain")
+			}
+		}
+		time.Sleep(300 * time.Millisecond)
+		signals <- syscall.SIGTERM
+		if code := <-exited; code != exitSignaled {
+			t.Errorf("exit code %d", code)
+		}
+	})
+}
+
 // store makes a node store a few blocks.
 func store(t *testing.T, socket string) {
 	t.Helper()
@@ -437,7 +489,7 @@ func TestSecondSignalCutsTheDrain(t *testing.T) {
 			break
 		}
 	}
-	_ = p.Process.Signal(syscall.SIGTERM)
+	_ = p.Process.Signal(syscall.SIGINT)
 	if code := p.ends(t); code != exitSignaled {
 		t.Errorf("exit code %d\n%s", code, p.stderr)
 	}

@@ -26,7 +26,8 @@ Flags go over TERRACE_* variables, those over the file. 'terrace config print' s
 docs/operations.md lists all settings.
 
 A signal drains: nothing new is started, and what is under way ends within drain_timeout. A second
-signal ends the process at once, with exit code 130. If the bound passes first, or something is left
+signal ends the process at once, with exit code 130, but for the same one within a second, as
+timeout(1) and terminals send it twice. If the bound passes first, or something is left
 behind, it is named, and the exit code is 3.`,
 	}
 	s := addSettings(cmd)
@@ -90,6 +91,10 @@ func startFailure(ctx context.Context, err error) error {
 	return &failure{exitFailure, err}
 }
 
+// sameSignalFor is how long the first signal, sent again, counts as one:
+// timeout(1) signals its child and then the group that the child is in.
+const sameSignalFor = time.Second
+
 // watchSignals calls stop at the first signal and ends the process at the
 // second.
 func watchSignals(e env, log *slog.Logger, bound time.Duration, stop context.CancelCauseFunc) {
@@ -97,8 +102,12 @@ func watchSignals(e env, log *slog.Logger, bound time.Duration, stop context.Can
 	watch := func() {
 		first := <-signals
 		log.Info("stopping; a second signal ends at once", "signal", first, "drain_timeout", bound)
+		began := time.Now()
 		stop(fmt.Errorf("%s", first))
 		second := <-signals
+		for second == first && time.Since(began) < sameSignalFor {
+			second = <-signals
+		}
 		log.Warn("ended without a drain", "signal", second)
 		e.exit(exitSignaled)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -58,10 +59,12 @@ func baseInput(vars []string) config.Input {
 func (s *settings) load(e env) (*config.Config, error) {
 	in := baseInput(e.vars)
 	in.File = s.file
+	var faults config.Faults
 	for _, text := range s.set {
 		path, value, ok := strings.Cut(text, "=")
 		if !ok {
-			return nil, &failure{exitUsage, fmt.Errorf("--set %s has no =; write a setting's path and its value, such as primary.size=4GiB", text)}
+			faults = append(faults, config.Fault{Field: text, Source: "--set", Problem: "has no =; write a setting's path and its value, such as primary.size=4GiB"})
+			continue
 		}
 		in.Flags = append(in.Flags, config.Assignment{Path: path, Value: value, Source: "--set"})
 	}
@@ -74,6 +77,12 @@ func (s *settings) load(e env) (*config.Config, error) {
 		}
 	}
 	c, err := config.Load(in)
+	var more config.Faults
+	if errors.As(err, &more) {
+		err = append(faults, more...)
+	} else if err == nil && len(faults) > 0 {
+		err = faults
+	}
 	if err != nil {
 		return nil, &failure{exitUsage, err}
 	}

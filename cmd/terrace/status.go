@@ -9,12 +9,14 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/terrace-kv/terrace"
+	"github.com/terrace-kv/terrace/internal/admin"
 	"github.com/terrace-kv/terrace/internal/config"
 )
 
@@ -86,10 +88,13 @@ func fetchStatus(ctx context.Context, addr string) (*terrace.Status, []byte, err
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, nil, fmt.Errorf("no node answers: %w; start one with 'terrace serve', or give its address with --admin", err)
+		return nil, nil, noAnswer(ctx, addr, err)
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, statusBytesMax))
+	if err != nil {
+		return nil, nil, noAnswer(ctx, addr, err)
+	}
 	var st terrace.Status
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = errors.New(resp.Status)
@@ -101,6 +106,20 @@ func fetchStatus(ctx context.Context, addr string) (*terrace.Status, []byte, err
 		return nil, nil, fmt.Errorf("%s/v1/status does not answer as a node does: %w", addr, err)
 	}
 	return &st, raw, nil
+}
+
+// noAnswer tells a node that hangs from one that is not there.
+func noAnswer(ctx context.Context, addr string, err error) error {
+	who := admin.Holder(addr)
+	switch {
+	case ctx.Err() != nil && who != "":
+		return fmt.Errorf("a node is there, but does not answer within %s: %s is held%s; it is stopped, overloaded or stuck: see what that process does, and its log", statusTimeout, addr, who)
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s does not answer within %s: the node there is stopped, overloaded or stuck, or the way to it is; see its log", addr, statusTimeout)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no node answers: %w; start one with 'terrace serve', or give its address with --admin", err)
+	}
+	return fmt.Errorf("no answer of a node: %w; its address is given with --admin", err)
 }
 
 // writeStatus is the status for people.

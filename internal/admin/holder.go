@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// holder says who listens on the port of addr, as far as /proc shows it to us:
+// Holder says who listens on the port of addr, as far as /proc shows it to us:
 // " by pid 7 (terrace)", or nothing.
-func holder(addr string) string {
+func Holder(addr string) string {
 	_, text, err := net.SplitHostPort(addr)
 	port, err2 := strconv.Atoi(text)
 	if err != nil || err2 != nil {

@@ -60,7 +60,7 @@ type Server struct {
 func Open(o Options) (*Server, error) {
 	l, err := net.Listen("tcp", o.Listen)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("admin.listen: %s is taken%s; stop that, or set admin.listen to another port, 0 for any: %w", o.Listen, holder(o.Listen), syscall.EADDRINUSE)
+		return nil, fmt.Errorf("admin.listen: %s is taken%s; stop that, or set admin.listen to another port, 0 for any: %w", o.Listen, Holder(o.Listen), syscall.EADDRINUSE)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("admin.listen: cannot listen on %s: %w", o.Listen, err)
