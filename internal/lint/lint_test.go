@@ -52,6 +52,7 @@ var allowed = map[string]string{
 	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin",
 	"cmd/terrace":                "*",
 	"test/e2e":                   "*",
+	"test/sweep":                 "*",
 }
 
 // anyone may import these; they import nothing of ours.

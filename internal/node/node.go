@@ -604,6 +604,11 @@ func (n *Node) close(ctx context.Context) error {
 		}
 	}
 	n.waitLeases(grace)
+	if invariants.Enabled {
+		if err := n.CheckInvariants(); err != nil {
+			panic(fmt.Sprintf("node: invariants at close: %v", err))
+		}
+	}
 	n.cancel()
 	n.wg.Wait()
 	n.mu.Lock()

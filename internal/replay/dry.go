@@ -65,6 +65,8 @@ func dry(ctx context.Context, t *trace, o dryOptions, done *atomic.Int64) (Point
 		NewPolicy: func(n policy.Nodes) policy.Policy { return policy.New(o.policy, n) },
 		// A replay must not depend on a random salt.
 		Salt: 1,
+		// Jobs end at once here: no run is to be cut for what is in flight.
+		InflightPercent: 100,
 	}
 	if o.below != 0 {
 		d.below = newFactTier(o.below)
