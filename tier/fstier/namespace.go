@@ -91,7 +91,11 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 	}
 	slices.Sort(dirs)
 	for _, dir := range dirs {
-		if st, err := t.fs.Lstat(dir); err != nil || !st.Dir() {
+		st, err := t.fs.Lstat(dir)
+		if err != nil && !gone(err) {
+			return false, err // or its blocks would be foreign for the whole run
+		}
+		if err != nil || !st.Dir() {
 			continue // the scan will count it as foreign
 		}
 		fp, _ := parseFingerprint(dir)
