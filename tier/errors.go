@@ -56,7 +56,7 @@ const (
 	CauseScanning          // the tier does not know its size yet
 	CauseUnavailable       // the lane or tier is down
 	CauseNamespace         // what is stored of one namespace is damaged or contradicts the engine's; others are served
-	CauseForeign           // something that is no block file is in one block's place; others are served
+	CauseForeign           // something that is no block file of this version is in one block's place; others are served
 	causeCount
 )
 

@@ -1131,6 +1131,8 @@ func TestBreakerCounts(t *testing.T) {
 		{fail(tier.ClassRetryable, tier.CauseScanning), false},
 		{fail(tier.ClassPermanent, tier.CauseSource), false},
 		{fmt.Errorf("open: %w", tier.ErrNamespaceMismatch), false},
+		{fail(tier.ClassPermanent, tier.CauseNamespace), false},
+		{fail(tier.ClassPermanent, tier.CauseForeign), false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &fakeTier{}

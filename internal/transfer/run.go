@@ -303,7 +303,7 @@ func (l *Lane) timeout(ch *chunk, k int, err error) error {
 }
 
 // against says whether an error speaks against the tier's health. Refusals for
-// want of room, and what is wrong with one block, do not.
+// want of room, and what is wrong with one block or one namespace, do not.
 func against(err error) bool {
 	switch tier.ClassOf(err) {
 	case tier.ClassRetryable, tier.ClassPermanent:
@@ -311,7 +311,8 @@ func against(err error) bool {
 		return false
 	}
 	switch tier.CauseOf(err) {
-	case tier.CauseNoSpace, tier.CauseCapacity, tier.CauseFloor, tier.CauseScanning, tier.CauseSource:
+	case tier.CauseNoSpace, tier.CauseCapacity, tier.CauseFloor, tier.CauseScanning, tier.CauseSource,
+		tier.CauseNamespace, tier.CauseForeign:
 		return false
 	}
 	return !errors.Is(err, tier.ErrNamespaceMismatch)

@@ -263,7 +263,7 @@ func (t *Tier) makeDir(name string) error {
 	}
 	st, err := t.fs.Lstat(name)
 	if err == nil && !st.Dir() {
-		err = fmt.Errorf("%s is not a directory: remove it", name)
+		err = fmt.Errorf("%w: %s: remove it", unix.ENOTDIR, t.path(name))
 	}
 	return err
 }
@@ -629,6 +629,10 @@ func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
 		e.Class, e.Cause = tier.ClassRetryable, tier.CauseIO
 	case errIs(err, unix.EMFILE, unix.ENFILE):
 		e.Class, e.Cause = tier.ClassRetryable, tier.CauseDescriptors
+	case errIs(err, unix.EISDIR, unix.ENOTDIR, unix.ENXIO, unix.ELOOP, unix.ENODEV):
+		// What such a call found is not what the tier makes: whose place it is
+		// in fails, the tier works.
+		e.Cause = tier.CauseForeign
 	case errIs(err, unix.EAGAIN, unix.EBUSY, unix.ENOMEM, unix.ESTALE, unix.ETIMEDOUT, unix.ENOENT):
 		e.Class = tier.ClassRetryable
 	}
@@ -657,6 +661,8 @@ func hintFor(err error) string {
 		return "raise the limit on open files"
 	case errIs(err, unix.EIO):
 		return "check the disk"
+	case errIs(err, unix.EISDIR, unix.ENOTDIR, unix.ENXIO, unix.ELOOP, unix.ENODEV):
+		return "remove what others have put there"
 	}
 	return ""
 }

@@ -254,7 +254,11 @@ func (t *Tier) storeNamespaceLocked(ctx context.Context, ns *block.Namespace) (*
 		}
 	}
 	if err != nil {
-		return nil, t.fail(opOpenNamespace, block.Key{}, err)
+		e := t.fail(opOpenNamespace, block.Key{}, err)
+		if e.Cause == tier.CauseForeign {
+			e.Cause = tier.CauseNamespace
+		}
+		return nil, e
 	}
 	t.mu.Lock()
 	n.spec, n.ready = ns, true

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
 )
 
@@ -32,7 +33,10 @@ func (t *Tier) loadQuarantine() error {
 	defer q.mu.Unlock()
 	err := t.fs.ReadDir(nameQuarantine, func(base string) error {
 		st, err := t.fs.Lstat(nameQuarantine + "/" + base)
-		if err == nil && st.Regular() {
+		if err == nil && !st.Dir() {
+			if !st.Regular() {
+				st.Bytes = 0
+			}
 			q.files = append(q.files, aside{base, st.Bytes})
 			q.bytes += st.Bytes
 		}
@@ -107,13 +111,15 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 	replaced := err == nil && !st.Regular() // so the block's bytes are gone
 	switch {
 	case err != nil:
-	case st.Dir():
-		err = fmt.Errorf("a directory is in the place of block file %s: remove it", t.path(from))
 	case replaced:
-		err = t.fs.Remove(from)
-		st.Bytes = 0 // links, pipes and their like hold none
+		st.Bytes = 0 // links, pipes and their like hold none; what is in a directory stays as it was counted
+		if _, err = t.toQuarantine(n, key, from, st); err != nil && !gone(err) {
+			err = &tier.Error{Op: "set aside", Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: tier.CauseForeign,
+				Err:  fmt.Errorf("something that is no regular file is in the place of block file %s and cannot be moved away: %w", t.path(from), err),
+				Hint: "remove it"}
+		}
 	default:
-		kept, err = t.toQuarantine(n, key, from, st.Bytes)
+		kept, err = t.toQuarantine(n, key, from, st)
 	}
 	missing := gone(err)
 
@@ -148,7 +154,9 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 
 // toQuarantine moves a file, or removes it where that fails. It returns the
 // bytes that the quarantine has more.
-func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, bytes int64) (int64, error) {
+//
+// A directory is moved and not listed: it is not ours to prune.
+func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, st vfs.Info) (int64, error) {
 	q := &t.quarantine
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,12 +165,12 @@ func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, bytes int6
 	base := fmt.Sprintf("%020d-%d-%.16s-%s", t.o.Now().UnixNano(), t.mu.tmpSeq, n.dir, key)
 	t.mu.Unlock()
 	err := t.fs.Rename(from, nameQuarantine+"/"+base)
-	if err == nil {
-		q.files = append(q.files, aside{base, bytes})
-		q.bytes += bytes
-		return bytes, nil
+	if err == nil && !st.Dir() {
+		q.files = append(q.files, aside{base, st.Bytes})
+		q.bytes += st.Bytes
+		return st.Bytes, nil
 	}
-	if t.fs.Remove(from) == nil {
+	if err == nil || (!st.Dir() && t.fs.Remove(from) == nil) {
 		return 0, nil
 	}
 	return 0, err

@@ -139,7 +139,7 @@ func (t *Tier) readFailed(n *namespace, it *tier.Item, err error) error {
 		return t.fail("read", it.Key, err)
 	}
 	_ = t.setAsideLocked(n, it.Key, "not a regular file")
-	return &tier.Error{Op: "read", Tier: t.o.Name, Key: it.Key, Class: tier.ClassCorrupt, Cause: tier.CauseHeader,
+	return &tier.Error{Op: "read", Tier: t.o.Name, Key: it.Key, Class: tier.ClassCorrupt, Cause: tier.CauseForeign,
 		Err: fmt.Errorf("%s is not a regular file", t.path(n.file(it.Key)))}
 }
 
@@ -159,7 +159,7 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 	if errors.Is(why, errHeaderVersion) {
 		// Not ours to judge: another version may want it. It is left in place
 		// and not offered again in this run.
-		e.Class = tier.ClassPermanent
+		e.Class, e.Cause = tier.ClassPermanent, tier.CauseForeign
 		e.Hint = "it is left for the version that wrote it"
 		t.mu.Lock()
 		defer t.mu.Unlock()
