@@ -13,14 +13,14 @@ type LimitError struct {
 	Size  int64  // bytes asked for
 	Limit string // what stands in the way, with its figures
 	Free  int64  // bytes that it leaves
-	Keep  int64  // bytes of these that the node itself needs beside the region
+	Most  int64  // the largest size that would fit; 0 if none does
+	Keep  int64  // bytes that the node itself needs beside a region of that size
 	Hint  string // what to change other than the size
 }
 
 func (e *LimitError) Error() string {
-	most := (e.Free - e.Keep) / align * align
-	change := fmt.Sprintf("set primary.size to at most %d (%s), or %s", most, human(most), e.Hint)
-	if most <= 0 {
+	change := fmt.Sprintf("set primary.size to at most %d (%s), or %s", e.Most, human(e.Most), e.Hint)
+	if e.Most <= 0 {
 		change = "no size fits: " + e.Hint
 	}
 	return fmt.Sprintf("primary.size: %d bytes (%s) do not fit: %s, so %s are free, of which the node itself needs %s; %s",

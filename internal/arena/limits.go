@@ -14,18 +14,24 @@ import (
 // keepBytes is what the node needs beside the region: page tables (8 bytes a
 // page of 4096) and a small heap. It is no promise, only the line below which
 // the kernel is sure to kill the node while it populates.
-func keepBytes(size int64) int64 { return size/512 + 32<<20 }
+func keepBytes(size int64) int64 { return size/512 + keepHeap }
+
+const keepHeap = 32 << 20
+
+// sizeMax is the largest size for which region and keepBytes fit into free
+// bytes, or 0.
+func sizeMax(free int64) int64 { return max(free-keepHeap, 0) / 513 * 512 / align * align }
 
 // checkMemory refuses a region that cannot be populated. Files that are
 // absent or unreadable set no limit: the check spares an operator a killed
 // process, it is not what keeps anybody safe.
 func checkMemory(o *Options) error {
 	check := func(free int64, hint, format string, args ...any) error {
-		free, keep := max(free, 0), keepBytes(o.Size)
-		if o.Size <= free-keep {
+		if free = max(free, 0); o.Size <= free-keepBytes(o.Size) {
 			return nil
 		}
-		return &LimitError{Size: o.Size, Limit: fmt.Sprintf(format, args...), Free: free, Keep: keep, Hint: hint}
+		most := sizeMax(free)
+		return &LimitError{Size: o.Size, Limit: fmt.Sprintf(format, args...), Free: free, Keep: keepBytes(most), Most: most, Hint: hint}
 	}
 
 	if !o.IgnoreCgroup {

@@ -74,7 +74,7 @@ func TestMemoryLimits(t *testing.T) {
 
 		"host fits": {map[string]string{"proc/meminfo": "MemTotal: 4194304 kB\nMemAvailable: 2097152 kB\n"}, nil},
 		"host short": {map[string]string{"proc/meminfo": "MemTotal:        4194304 kB\nMemAvailable:    1048576 kB\n"},
-			[]string{"the host has 4.00 GiB in all and MemAvailable is 1.00 GiB", "set primary.size to at most 1038090240 (990.00 MiB)",
+			[]string{"the host has 4.00 GiB in all and MemAvailable is 1.00 GiB", "set primary.size to at most 1038155776 (990.06 MiB)",
 				"free memory on this host", "region of an earlier node"}},
 		"strict commit": {map[string]string{"proc/meminfo": "MemAvailable: 8388608 kB\nCommitLimit: 2097152 kB\nCommitted_AS: 1572864 kB\n", "proc/sys/vm/overcommit_memory": "2\n"},
 			[]string{"vm.overcommit_memory is 2", "CommitLimit is 2.00 GiB with 1.50 GiB committed", "vm.overcommit_ratio"}},
@@ -128,6 +128,30 @@ func parse(t *testing.T, s string) (n int64) {
 		t.Fatalf("no number in %q", s)
 	}
 	return n
+}
+
+// The size that the error names is the largest that fits, however much more
+// was asked for.
+func TestAdvisedSizeIsTheLargestThatFits(t *testing.T) {
+	for _, asked := range []int64{gib, 100 * gib, 1 << 50} {
+		o := tree(t, map[string]string{"proc/meminfo": "MemTotal: 4194304 kB\nMemAvailable: 524288 kB\n"})
+		o.Size = asked
+		err := checkMemory(&o)
+		if err == nil {
+			t.Fatalf("%d bytes fit", asked)
+		}
+		_, after, ok := strings.Cut(err.Error(), "at most ")
+		if !ok {
+			t.Fatalf("%d asked for: %v", asked, err)
+		}
+		o.Size = parse(t, after)
+		if err := checkMemory(&o); err != nil {
+			t.Errorf("%d asked for: the size it names does not fit: %v", asked, err)
+		}
+		if o.Size += 2 * align; checkMemory(&o) == nil {
+			t.Errorf("%d asked for: it names %s, and more fits", asked, after)
+		}
+	}
 }
 
 func TestIgnoreCgroup(t *testing.T) {
