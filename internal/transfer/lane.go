@@ -42,6 +42,7 @@ type Lane struct {
 	timers    timers
 	places    []*place
 	notes     []*job // with something to report
+	hung      []hung // to be logged by the keeper
 	telling   bool   // a goroutine is calling Health
 	freeCh    []*chunk
 	freeOut   [][]Result
@@ -66,7 +67,7 @@ func NewLane(index int, t tier.Tier, opt Options, sink Sink) *Lane {
 	opt = opt.withDefaults(info)
 	l := &Lane{index: index, tier: t, name: info.Name, opt: opt, sink: sink,
 		kick: make(chan struct{}, 1), done: make(chan struct{}), jobs: map[JobID]*job{}}
-	l.warn = warner{log: opt.Logger, every: opt.LogEvery, lane: index, tier: info.Name, last: map[warning]*warned{}}
+	l.warn = warner{log: opt.Logger, every: opt.LogEvery, tier: info.Name, last: map[warning]*warned{}}
 	l.base, l.stop = context.WithCancel(context.Background())
 	now := time.Now()
 	for d := range l.br {
@@ -337,6 +338,12 @@ func (l *Lane) keeper() {
 		for t := l.timers.due(now); t != nil; t = l.timers.due(now) {
 			l.fireLocked(t, now)
 		}
+		for _, h := range l.hung {
+			l.mu.Unlock()
+			l.warn.hung(h)
+			l.mu.Lock()
+		}
+		l.hung = l.hung[:0] // only the keeper adds to it
 		l.deliverLocked()
 		if l.closed && len(l.jobs) == 0 {
 			return
@@ -373,6 +380,19 @@ func (l *Lane) fireLocked(t *timer, now time.Time) {
 			}
 		}
 	default: // calls of the job hang
+		var h hung
+		for _, p := range l.places {
+			if p.ch == nil || p.ch.job != t.job {
+				continue
+			}
+			if age := now.Sub(p.ch.began); age > h.age {
+				h.op, h.key, h.age = p.op, p.key, age
+			}
+			h.calls++
+		}
+		if h.calls > 0 {
+			l.hung = append(l.hung, h)
+		}
 		for d := range l.br {
 			if b := &l.br[d]; b.state != StateOpen && l.hungLocked(b) {
 				l.setStateLocked(b, StateOpen, now)

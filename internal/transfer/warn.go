@@ -19,7 +19,6 @@ var zeroKey block.Key
 type warner struct {
 	log   *slog.Logger
 	every time.Duration
-	lane  int
 	tier  string
 
 	mu   sync.Mutex
@@ -51,6 +50,19 @@ func (w *warner) panicked(op string, key block.Key, r any, stack []byte) {
 		slog.String("key", key.String()), slog.String("panic", fmt.Sprint(r)), slog.String("stack", string(stack)))
 }
 
+// hung is calls of one job that outlived its deadline.
+type hung struct {
+	op    string
+	key   block.Key // of the oldest
+	age   time.Duration
+	calls int
+}
+
+func (w *warner) hung(h hung) {
+	w.emit(slog.LevelWarn, warning{h.op, "hung"}, "call has not returned; its slots stay quarantined",
+		slog.String("key", h.key.String()), slog.Duration("age", h.age.Round(time.Millisecond)), slog.Int("calls", h.calls))
+}
+
 func (w *warner) health(d Dir, was, s State) {
 	level := slog.LevelWarn
 	if s == StateClosed || s == StateHalfOpen {
@@ -76,7 +88,9 @@ func (w *warner) emit(level slog.Level, k warning, msg string, attrs ...slog.Att
 	suppressed := last.suppressed
 	*last = warned{at: now}
 	w.mu.Unlock()
-	attrs = append(attrs, slog.String("tier", w.tier), slog.Int("lane", w.lane), slog.String("op", k.op),
-		slog.String("cause", k.cause), slog.Uint64("suppressed", suppressed))
+	attrs = append(attrs, slog.String("tier", w.tier), slog.String("op", k.op), slog.String("cause", k.cause))
+	if suppressed > 0 {
+		attrs = append(attrs, slog.Uint64("suppressed", suppressed))
+	}
 	w.log.LogAttrs(context.Background(), level, msg, attrs...)
 }
