@@ -144,7 +144,15 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 		return nil
 	}
 	if ok, dropped := t.complain.allow(); ok {
-		t.log.Warn("a copy is broken and was set aside", "path", t.path(from), "why", why, "error", err, "not_logged", dropped)
+		log := t.log.With("path", t.path(from), "why", why)
+		if dropped > 0 {
+			log = log.With("not_logged", dropped)
+		}
+		if err != nil {
+			log.Warn("a copy is broken and cannot be set aside; it is not served", "error", err)
+		} else {
+			log.Warn("a copy is broken and was set aside")
+		}
 	}
 	t.quarantine.mu.Lock()
 	defer t.quarantine.mu.Unlock()
