@@ -21,7 +21,7 @@ func replayCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		err := body(cmd, args)
 		switch {
-		case err == nil || !cmd.SilenceUsage: // it had not begun: flags or arguments
+		case err == nil || !cmd.SilenceUsage || errors.Is(err, replay.ErrFlags): // it had not begun: flags or arguments
 			return err
 		case errors.Is(err, replay.ErrInterrupted):
 			return &failure{exitSignaled, err}

@@ -31,14 +31,21 @@ var (
 	ErrInterrupted = errors.New("interrupted")
 )
 
+// ErrFlags: no node answers, and with these flags none can be started. Nothing
+// was begun or printed.
+var ErrFlags = errors.New("no node answers, and none can be started with these flags")
+
 // Defaults of the node that replay starts, and bounds around it.
 const (
 	defaultPrimary    = 1 << 30
 	defaultFS         = 10 << 30
 	defaultBlockBytes = 64 << 10
 	enginesMax        = 256
+	primaryMax        = 15 << 40 // as primary.size
+	fsMin             = 64 << 10 // as tiers.fs.capacity
 	stopTimeout       = 60 * time.Second
 	statusTimeout     = 10 * time.Second
+	sameSignalFor     = time.Second
 )
 
 // NodeOptions say what node to start.
@@ -119,10 +126,11 @@ func Command(deps Deps) *cobra.Command {
 				return err
 			}
 			cmd.SilenceUsage = true
-			// A second signal finds the default handler and ends the process.
+			// A second signal finds the default handler and ends the process,
+			// but not at once: timeout(1) sends one and the same twice.
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
-			defer context.AfterFunc(ctx, stop)()
+			defer context.AfterFunc(ctx, func() { time.AfterFunc(sameSignalFor, stop) })()
 			// A reader of the table that has gone must not keep what was
 			// started from being stopped and removed.
 			signal.Ignore(syscall.SIGPIPE)
@@ -134,7 +142,7 @@ func Command(deps Deps) *cobra.Command {
 	f.SortFlags = false
 	f.BoolVar(&o.synthetic, "synthetic", false, "make a trace: chats with shared prompts and growing turns")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the synthetic trace; the same seed gives the same trace")
-	f.IntVar(&o.conversations, "conversations", 0, "conversations of the synthetic trace; 0 chooses them so that the working set is larger than the primary")
+	f.IntVar(&o.conversations, "conversations", 0, "conversations of the synthetic trace; 0 chooses them so that the working set is larger than the primary and --requests are there")
 	f.IntVar(&o.requests, "requests", 0, "stop after so many requests; 0 replays all")
 	f.Var(&o.blockBytes, "block-bytes", "bytes of a block")
 	f.IntVar(&o.engines, "engines", 1, "engines that share the trace, each with a session of its own")
@@ -245,8 +253,8 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 			}
 		}
 	}
-	if o.conversations < 0 || o.conversations > 1<<20 {
-		bad("--conversations is %d, want 0 to %d", o.conversations, 1<<20)
+	if o.conversations < 0 || o.conversations > conversationsLimit {
+		bad("--conversations is %d, want 0 to %d", o.conversations, conversationsLimit)
 	}
 	if o.requests < 0 {
 		bad("--requests is %d, want 0 (all) or more", o.requests)
@@ -265,6 +273,7 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 	}
 	if o.primary < 1 {
 		bad("--primary is %d, want a size such as 1GiB", o.primary)
+		r.primary = defaultPrimary // what depends on it is not told as well
 	}
 	var err error
 	if r.fs, err = parseFS(o.fs); err != nil {
@@ -295,8 +304,33 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 				bad("--%s sets up a node that replay starts, --socket names one that runs: give one of the two", name)
 			}
 		}
+		if r.ownNode && err == nil {
+			errs = append(errs, r.checkOwnNode()...)
+		}
 	}
 	return r, errors.Join(errs...)
+}
+
+// checkOwnNode checks the flags against what a node takes, in the words of the
+// flags.
+func (r *replay) checkOwnNode() (errs []error) {
+	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
+	primary := int64(r.primary)
+	switch {
+	case primary > primaryMax:
+		bad("--primary %s is more than the %s that a node can have", r.primary.String(), config.Size(primaryMax))
+	case primary%core.PageSize != 0:
+		bad("--primary %s is not a multiple of 4KiB; write %s", r.primary.String(), config.Size((primary/core.PageSize+1)*core.PageSize))
+	case int64(r.blockBytes) > primary:
+		bad("--block-bytes %s is more than --primary, which is %s: not one block fits", r.blockBytes.String(), r.primary.String())
+	case int64(r.blockBytes) > core.DefaultExtentBytes(primary):
+		bad("--block-bytes %s is more than the %s that a block can have in a node with --primary %s; it is a 64th of the primary within 16MiB to 1GiB",
+			r.blockBytes.String(), config.Size(core.DefaultExtentBytes(primary)), r.primary.String())
+	}
+	if !r.fs.none && r.fs.bytes > 0 && r.fs.bytes < fsMin {
+		bad("--fs %s has room for %d bytes; give %s or more, or \"none\"", r.options.fs, r.fs.bytes, config.Size(fsMin))
+	}
+	return errs
 }
 
 func (r *replay) checkDry(given func(string) bool) (errs []error) {
@@ -391,15 +425,24 @@ func (r *replay) openFile() (Source, error) {
 // makeTrace makes the synthetic trace for a primary of so many blocks, and
 // says what it is.
 func (r *replay) makeTrace(primaryBlocks int64) Source {
-	if r.conversations == 0 {
-		r.conversations = SyntheticConversations(primaryBlocks)
+	chosen := r.conversations == 0
+	if chosen {
+		r.conversations = max(SyntheticConversations(primaryBlocks), min(r.requests/synthRequests, conversationsLimit))
+	}
+	// It ends by itself and is never malformed.
+	measure := func() { r.size, _ = Measure(Limit(Synthetic(r.seed, r.conversations), r.requests)) }
+	measure()
+	for chosen && r.size.Requests < r.requests && r.conversations < conversationsLimit {
+		r.conversations = min(r.conversations*17/16, conversationsLimit)
+		measure()
 	}
 	src := Limit(Synthetic(r.seed, r.conversations), r.requests)
-	// It ends by itself and is never malformed.
-	r.size, _ = Measure(Limit(Synthetic(r.seed, r.conversations), r.requests))
 	fresh := int64(r.conversations*synthOwnBlocks + synthPrompts*(synthPromptMin+synthPromptMax)/2)
 	r.note("synthetic chat, seed %d: %s, %s, a working set of about %s blocks = %s", r.seed,
 		plural(int64(r.conversations), "conversation"), plural(int64(r.size.Requests), "request"), commas(fresh), humanBytes(fresh*int64(r.blockBytes)))
+	if r.size.Requests < r.requests {
+		r.note("that is all there is of the %s that --requests asks for; --conversations makes more, %d at most", commas(int64(r.requests)), conversationsLimit)
+	}
 	if fresh < primaryBlocks {
 		r.note("that fits into the primary of %s blocks: expect no hits from below (--conversations makes it larger)", commas(primaryBlocks))
 	}
@@ -422,7 +465,7 @@ func (r *replay) progress(look func() snapshot) (stop func()) {
 
 // result is the part of a result that every run has.
 func (r *replay) result(info Info, mode string) *Result {
-	out := &Result{Trace: info.Name, Format: info.Format, Mode: mode, BlockBytes: int64(r.blockBytes), Tiers: []TierResult{}}
+	out := &Result{Trace: info.Name, Format: info.Format, Mode: mode, BlockBytes: int64(r.blockBytes), TiersKnown: true, Tiers: []TierResult{}}
 	if r.synthetic {
 		out.Seed, out.Conversations = &r.seed, r.conversations
 	}
@@ -468,6 +511,9 @@ func (r *replay) runDry(ctx context.Context, s Source) error {
 	res.Policy, res.PrimaryBytes = points[last].Policy, points[last].CapacityBlocks*int64(r.blockBytes)
 	res.DurationSeconds = time.Since(start).Seconds()
 	res.Curves = points
+	for i := range points {
+		points[i].Complete = counts[i].requests == int64(t.size.Requests)
+	}
 	res.dryPoint(&points[last], &counts[last], !r.fs.none)
 	if r.json {
 		err = res.writeJSON(r.out)
@@ -475,7 +521,7 @@ func (r *replay) runDry(ctx context.Context, s Source) error {
 		if last == 0 {
 			err = res.writeTable(r.out)
 		} else {
-			err = writeCurves(r.out, points, int64(r.blockBytes), isTerminal(r.out))
+			err = writeCurves(r.out, points, int64(r.blockBytes))
 		}
 	}
 	if err == nil && interrupted {
@@ -493,7 +539,7 @@ func (res *Result) dryPoint(p *Point, c *dryCounts, below bool) {
 	res.Refusals, res.Evictions = p.Refusals, c.evicted
 	res.Tiers = append(res.Tiers, TierResult{
 		Name: "primary", Hits: p.PrefixHits - c.promoted,
-		ReadBytes: p.PrefixHits * res.BlockBytes, WriteBytes: c.stored * res.BlockBytes,
+		ReadBytes: (p.PrefixHits - c.promoted) * res.BlockBytes, WriteBytes: c.stored * res.BlockBytes,
 		Blocks: c.blocks, UsedBytes: c.blocks * res.BlockBytes,
 	})
 	if below {
@@ -575,12 +621,25 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 	}
 	d.fill(res, tally, elapsed)
 	after, err := status(context.WithoutCancel(ctx), first)
-	if err != nil {
-		// The node is gone or mute; what engines saw is still worth telling.
-		after = before
+	if err == nil && after.BootID != before.BootID {
+		err = errors.New("the node was started anew in mid-run, and counts from 0")
+	}
+	if err == nil {
+		res.fillTiers(before, after)
+		res.Shared = after.Lookups.Calls-before.Lookups.Calls > d.totals.lookups.Load() ||
+			runErr == nil && after.Stores.Committed-before.Stores.Committed > res.StoredBlocks
+	} else {
+		// The node is gone or mute; what engines saw is still worth telling,
+		// what only the node counts is not known.
+		res.TiersKnown, res.Tiers = false, []TierResult{}
 		runErr = errors.Join(runErr, err)
 	}
-	res.fillTiers(before, after)
+	if res.Corrupt > 0 {
+		runErr = errors.Join(fmt.Errorf("%w: %d of %d loaded", ErrCorrupt, res.Corrupt, res.LoadedBlocks), runErr)
+	}
+	if runErr != nil {
+		res.Error = runErr.Error()
+	}
 	if n := d.totals.unflushed.Load(); n > 0 {
 		r.note("%s had cascades under way when the wait for them was over", plural(n, "request"))
 	}
@@ -590,8 +649,6 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 		err = res.writeTable(r.out)
 	}
 	switch {
-	case res.Corrupt > 0:
-		err = errors.Join(fmt.Errorf("%w: %d of %d loaded", ErrCorrupt, res.Corrupt, res.LoadedBlocks), runErr)
 	case runErr != nil:
 		err = runErr
 	case err == nil && res.Interrupted:
@@ -621,6 +678,9 @@ func (r *replay) node(ctx context.Context, ns *block.Namespace) (_ engine, socke
 		// other failure is one of a node that the user means.
 		if r.socket != "" || !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) {
 			return nil, "", nil, fmt.Errorf("node at %s: %w", socket, err)
+		}
+		if err := errors.Join(r.checkOwnNode()...); err != nil {
+			return nil, "", nil, fmt.Errorf("%w: %w", ErrFlags, err)
 		}
 	}
 	dir, err := os.MkdirTemp("", "terrace-replay-")
@@ -678,8 +738,7 @@ func (d *driver) fill(res *Result, t *tally, elapsed time.Duration) {
 		ReadyP50us: t.ready.us(0.5), ReadyP99us: t.ready.us(0.99),
 	}
 	res.Tiers = []TierResult{{
-		Name: "primary", Hits: n.primaryHits.Load(),
-		ReadBytes: res.LoadedBlocks * res.BlockBytes, WriteBytes: res.StoredBlocks * res.BlockBytes,
+		Name: "primary", Hits: n.primaryHits.Load(), WriteBytes: res.StoredBlocks * res.BlockBytes,
 	}}
 	res.Verdicts = map[string]int64{}
 	for v, n := range t.verdicts {

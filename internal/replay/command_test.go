@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/node"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -121,6 +122,9 @@ func TestSyntheticOnOwnNode(t *testing.T) {
 			below != int64(len(loadSynthetic(t, 1, r.Conversations).keys)) {
 			t.Errorf("%d blocks below, %d stored", below, r.StoredBlocks)
 		}
+		if r.Shared || r.Tiers[0].ReadBytes != r.Tiers[0].Hits*4096 {
+			t.Errorf("hits and bytes of the primary are not about the same: %+v", r)
+		}
 		if r.PrefixHits != r.LoadedBlocks || r.Latency.LookupP50us <= 0 || r.Latency.ReadyP99us < r.Latency.ReadyP50us {
 			t.Errorf("%+v, %d blocks below", r, len(h.node.below))
 		}
@@ -207,6 +211,55 @@ func TestNodeDies(t *testing.T) {
 	r, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB", "--engines", "3")
 	if !errors.Is(err, io.ErrUnexpectedEOF) || r.Requests == 0 {
 		t.Errorf("error %v, %+v", err, r)
+	}
+	if r.TiersKnown || len(r.Tiers) != 0 || r.Evictions != 0 || r.Error != err.Error() || r.Interrupted {
+		t.Errorf("what only the node knows is told all the same, or the error is not: %+v", r)
+	}
+	h = newHarness(t, 3<<20, 4096)
+	h.node.damage = func(block.Key, []byte) { h.node.fail = io.ErrUnexpectedEOF }
+	out, _, _ := h.run(t.Context(), "--synthetic", "--block-bytes", "4KiB")
+	if !strings.Contains(out, "tiers and evictions: not known, because the node went away") || strings.Contains(out, "bytes now") || strings.Contains(out, "promoted") {
+		t.Errorf("the table is\n%s", out)
+	}
+}
+
+// TestNodeStartedAnew: its counters begin anew, so differences mean nothing.
+func TestNodeStartedAnew(t *testing.T) {
+	h := newHarness(t, 3<<20, 4096)
+	h.node.damage = func(block.Key, []byte) { h.node.status.BootID = "another" }
+	r, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB")
+	if err == nil || r.TiersKnown || len(r.Tiers) != 0 || !strings.Contains(r.Error, "started anew") {
+		t.Errorf("error %v, %+v", err, r)
+	}
+}
+
+// TestSharedNode: the work of other engines is in the node's counters, and that
+// is told; without others it is not.
+func TestSharedNode(t *testing.T) {
+	for name, other := range map[string]func(*node.Status){
+		"nobody": nil, "lookups": func(s *node.Status) { s.Lookups.Calls += 5000 }, "stores": func(s *node.Status) { s.Stores.Committed += 50000 },
+	} {
+		h := newHarness(t, 3<<20, 4096)
+		var once sync.Once
+		h.node.damage = func(block.Key, []byte) {
+			if other != nil {
+				once.Do(func() { other(&h.node.others) })
+			}
+		}
+		out, _, err := h.run(t.Context(), "--synthetic", "--block-bytes", "4KiB")
+		if told := strings.Contains(out, "Other engines used the node meanwhile"); err != nil || told != (other != nil) {
+			t.Errorf("%s: error %v, in the table %v", name, err, told)
+		}
+		once = sync.Once{}
+		h.node = newFakeNode(3<<20, 4096)
+		h.node.damage = func(block.Key, []byte) {
+			if other != nil {
+				once.Do(func() { other(&h.node.others) })
+			}
+		}
+		if r, _, err := h.json(t, "--synthetic", "--block-bytes", "4KiB"); err != nil || r.Shared != (other != nil) || !r.TiersKnown || r.Error != "" {
+			t.Errorf("%s: error %v, shared %v", name, err, r.Shared)
+		}
 	}
 }
 
@@ -319,30 +372,34 @@ func TestFlagFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	for args, want := range map[string][]string{
-		"":                               {"name a trace FILE"},
-		"a b":                            {"at most 1"},
-		"a --synthetic":                  {"exclude each other"},
-		"nowhere.jsonl":                  {"no such file"},
-		file:                             {"bad.jsonl:2:"},
-		"a --seed 3 --engines 0":         {"--seed needs --synthetic", "--engines is 0"},
-		"a --speed -1 --requests -1":     {"--speed is -1", "--requests is -1"},
-		"a --speed NaN":                  {"--speed is NaN"},
-		"a --block-bytes 0":              {"--block-bytes is 0"},
-		"a --block-bytes 64k":            {"is not a size"},
-		"a --policy magic":               {`--policy "magic" is not known; there is lru`},
-		"a --policy lru,lru":             {"only a dry run takes several"},
-		"a --sweep 1GiB":                 {"--sweep needs --dry"},
-		"a --socket s --primary 1GiB":    {"give one of the two"},
-		"a --dry --socket s":             {"--socket means nothing in a dry run"},
-		"a --dry --sweep 1KiB":           {"--sweep 1KiB is 0 blocks"},
-		"a --dry --sweep x":              {`--sweep: "x" is not a size`},
-		"a --dry --fs ./x":               {"names a directory"},
-		"a --fs cache":                   {"write a directory with a slash, such as ./cache"},
-		"a --fs ./x,./y":                 {"names two directories"},
-		"a --fs 1GiB,unbounded":          {"names two sizes"},
-		"a --fs ./x,none":                {`nor "none" alone`},
-		"a --dry --block-bytes 0":        {"--block-bytes is 0"},
-		"--synthetic --conversations -1": {"--conversations is -1"},
+		"":                            {"name a trace FILE"},
+		"a b":                         {"at most 1"},
+		"a --synthetic":               {"exclude each other"},
+		"nowhere.jsonl":               {"no such file"},
+		file:                          {"bad.jsonl:2:"},
+		"a --seed 3 --engines 0":      {"--seed needs --synthetic", "--engines is 0"},
+		"a --speed -1 --requests -1":  {"--speed is -1", "--requests is -1"},
+		"a --speed NaN":               {"--speed is NaN"},
+		"a --block-bytes 0":           {"--block-bytes is 0"},
+		"a --block-bytes 64k":         {"is not a size"},
+		"a --policy magic":            {`--policy "magic" is not known; there is lru`},
+		"a --policy lru,lru":          {"only a dry run takes several"},
+		"a --sweep 1GiB":              {"--sweep needs --dry"},
+		"a --socket s --primary 1GiB": {"give one of the two"},
+		"a --primary 10KiB --fs 1":    {"--primary 10KiB is not a multiple of 4KiB; write 12KiB", "--fs 1 has room for 1 bytes; give 64KiB or more"},
+		"a --primary 16TiB":           {"--primary 16TiB is more than the 15TiB"},
+		"a --primary 32KiB":           {"--block-bytes 64KiB is more than --primary, which is 32KiB"},
+		"a --fs 1GiB --block-bytes 32MiB --engines 0": {"--block-bytes 32MiB is more than the 16MiB that a block can have", "--engines is 0"},
+		"a --dry --socket s":                          {"--socket means nothing in a dry run"},
+		"a --dry --sweep 1KiB":                        {"--sweep 1KiB is 0 blocks"},
+		"a --dry --sweep x":                           {`--sweep: "x" is not a size`},
+		"a --dry --fs ./x":                            {"names a directory"},
+		"a --fs cache":                                {"write a directory with a slash, such as ./cache"},
+		"a --fs ./x,./y":                              {"names two directories"},
+		"a --fs 1GiB,unbounded":                       {"names two sizes"},
+		"a --fs ./x,none":                             {`nor "none" alone`},
+		"a --dry --block-bytes 0":                     {"--block-bytes is 0"},
+		"--synthetic --conversations -1":              {"--conversations is -1"},
 	} {
 		h := newHarness(t, 0, 4096)
 		_, _, err := h.run(t.Context(), strings.Fields(args)...)
@@ -354,6 +411,55 @@ func TestFlagFaults(t *testing.T) {
 		if len(h.started) != 0 {
 			t.Errorf("%q: a node was started", args)
 		}
+	}
+}
+
+// TestDefaultNodeTakesNoSuchBlock: flags may suit a node that runs and not the
+// one that would be started in its place. That is told before anything is
+// started.
+func TestDefaultNodeTakesNoSuchBlock(t *testing.T) {
+	h := newHarness(t, 0, 4096)
+	out, _, err := h.run(t.Context(), "--synthetic", "--block-bytes", "32MiB")
+	if !errors.Is(err, ErrFlags) || !strings.Contains(err.Error(), "--block-bytes 32MiB is more than the 16MiB") || len(h.started) != 0 || out != "" {
+		t.Errorf("error %v, started %v, %q", err, h.started, out)
+	}
+}
+
+// TestRequestsAreThere: the conversations are so many that the requests asked
+// for are there, and where people say how many, what is missing is told.
+func TestRequestsAreThere(t *testing.T) {
+	h := newHarness(t, 0, 4096)
+	r, stderr, err := h.json(t, "--synthetic", "--dry", "--requests", "1500", "--primary", "64MiB")
+	if err != nil || r.Requests != 1500 || strings.Contains(stderr, "--requests") {
+		t.Errorf("error %v, %d requests, %s", err, r.Requests, stderr)
+	}
+	r, stderr, err = h.json(t, "--synthetic", "--dry", "--requests", "1500", "--conversations", "30")
+	if err != nil || r.Requests >= 1500 || r.Conversations != 30 || !strings.Contains(stderr, "all there is of the 1,500 that --requests asks for") {
+		t.Errorf("error %v, %d requests, %s", err, r.Requests, stderr)
+	}
+}
+
+// TestInterruptedSweep: points of a part of the trace are marked as such,
+// wherever they are shown.
+func TestInterruptedSweep(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	h := newHarness(t, 0, 4096)
+	out, _, err := h.run(ctx, "--synthetic", "--dry", "--sweep-blocks", "300,600", "--quiet")
+	if !errors.Is(err, ErrInterrupted) || !strings.Contains(out, "interrupted: 0 of 2 points are complete") || strings.Count(out, "(interrupted)") != 2 || strings.Contains(out, "+---") {
+		t.Errorf("error %v\n%s", err, out)
+	}
+	out, _, err = h.run(ctx, "--synthetic", "--dry", "--sweep-blocks", "300,600", "--quiet", "--json")
+	var r Result
+	if jerr := json.Unmarshal([]byte(out), &r); jerr != nil || !errors.Is(err, ErrInterrupted) || !r.Interrupted || r.Curves[0].Complete || r.Curves[0].References == 0 {
+		t.Errorf("error %v, %v\n%s", err, jerr, out)
+	}
+	if r, _, err := h.json(t, "--synthetic", "--dry", "--sweep-blocks", "300,600"); err != nil || !r.Curves[0].Complete || !r.Curves[1].Complete {
+		t.Errorf("error %v, %+v", err, r.Curves)
+	}
+	// The plot is there though nobody sees a terminal.
+	if out, _, err = h.run(t.Context(), "--synthetic", "--dry", "--sweep-blocks", "300,600"); err != nil || !strings.Contains(out, "+---") || strings.Contains(out, "interrupted") {
+		t.Errorf("error %v\n%s", err, out)
 	}
 }
 

@@ -94,7 +94,7 @@ type driver struct {
 
 // totals are counted by all engines.
 type totals struct {
-	requests, references, hits, primaryHits, loaded, stored, corrupt, refusals, dropped, unflushed atomic.Int64
+	requests, lookups, references, hits, primaryHits, loaded, stored, corrupt, refusals, dropped, unflushed atomic.Int64
 }
 
 // tally is what one engine counts alone.
@@ -256,6 +256,7 @@ func (w *worker) request(ctx context.Context, id string, req *Request) error {
 func (w *worker) lookup(ctx context.Context, q request) (int, error) {
 	start := time.Now()
 	lists := [][]block.Key{w.keys}
+	w.totals.lookups.Add(1)
 	err := q.LookupInto(ctx, lists, client.LookupOptions{}, &w.answer)
 	w.tally.lookup.add(time.Since(start))
 	if err != nil {
@@ -263,6 +264,7 @@ func (w *worker) lookup(ctx context.Context, q request) (int, error) {
 	}
 	w.first = append(w.first[:0], w.answer.Groups[0].Verdicts...)
 	if !w.answer.Final {
+		w.totals.lookups.Add(1)
 		if err := q.LookupInto(ctx, lists, client.LookupOptions{Wait: lookupWait}, &w.answer); err != nil {
 			return 0, err
 		}

@@ -30,6 +30,7 @@ type fakeNode struct {
 	engines int
 	calls   map[string]int
 	status  node.Status
+	others  node.Status // what other engines are said to have done
 }
 
 func newFakeNode(primaryBytes int64, blockBytes int) *fakeNode {
@@ -221,6 +222,7 @@ func (e *fakeEngine) Status(ctx context.Context) ([]byte, error) {
 	}
 	s := e.core.Stats()
 	e.status.Primary = node.PrimaryStatus{CapacityBytes: s.Capacity, FreeBytes: s.Free, RemainderBytes: s.Remainder, Blocks: s.Blocks, Evicted: s.Evicted}
+	e.status.Lookups.Calls, e.status.Stores.Committed = s.Lookups+e.others.Lookups.Calls, s.Committed+e.others.Stores.Committed
 	e.status.Tiers[0].Blocks = int64(len(e.below))
 	return json.Marshal(e.status)
 }

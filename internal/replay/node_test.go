@@ -75,7 +75,7 @@ func TestNodeConversation(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if r.Corrupt != 0 || r.Dropped != 0 || r.Requests != requests || r.References != tr.size.References {
+		if r.Corrupt != 0 || r.Dropped != 0 || r.Shared || r.Requests != requests || r.References != tr.size.References {
 			t.Errorf("%d engines: %+v", engines, r)
 		}
 		if engines == 1 && (r.PrefixHits != unbounded || r.StoredBlocks != int64(len(tr.keys)) || r.Refusals != 0) {
@@ -108,7 +108,7 @@ func TestNodeSynthetic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Corrupt != 0 || len(r.Tiers) != 2 || r.Tiers[0].Hits == 0 || r.Tiers[1].Hits == 0 || r.Evictions == 0 || r.Latency.ReadyP50us == 0 {
+	if r.Corrupt != 0 || r.Shared || len(r.Tiers) != 2 || r.Tiers[0].Hits == 0 || r.Tiers[1].Hits == 0 || r.Evictions == 0 || r.Latency.ReadyP50us == 0 {
 		t.Errorf("%+v", r)
 	}
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {

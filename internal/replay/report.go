@@ -26,6 +26,9 @@ type Result struct {
 	Policy        string  `json:"policy,omitempty"`
 	PrimaryBytes  int64   `json:"primary_bytes"`
 	Interrupted   bool    `json:"interrupted"`
+	Error         string  `json:"error,omitempty"` // why the run did not end well; absent for an interrupt
+	Shared        bool    `json:"shared"`          // other engines used the node meanwhile: their work is in Evictions and Tiers
+	TiersKnown    bool    `json:"tiers_known"`     // false: the node went away in mid-run; Tiers is empty, and Evictions and rates are 0
 
 	Requests       int64   `json:"requests"`
 	References     int64   `json:"references"`
@@ -53,8 +56,8 @@ const (
 	ModeDry   = "dry"
 )
 
-// TierResult is one tier's part. For the primary, reads are what engines
-// loaded and writes what they stored; for a secondary, promotions and cascades.
+// TierResult is one tier's part. For the primary, reads are of its hits and
+// writes what engines stored; for a secondary, promotions and cascades.
 type TierResult struct {
 	Name       string `json:"name"`
 	Hits       int64  `json:"hits"` // blocks
@@ -82,6 +85,7 @@ type Point struct {
 	References     int64  `json:"references"`
 	PrefixHits     int64  `json:"prefix_hits"`
 	Refusals       int64  `json:"refusals"` // store calls refused, as when a request is larger than the capacity
+	Complete       bool   `json:"complete"` // false: interrupted after References
 }
 
 func (p *Point) ratio() float64 { return ratio(p.PrefixHits, p.References) }
@@ -119,12 +123,17 @@ func (r *Result) writeTable(w io.Writer) error {
 		row("block references", commas(r.References))
 		row("prefix hits", commas(r.PrefixHits), percent(r.PrefixHitRatio))
 		row("stored blocks", commas(r.StoredBlocks))
-		row("evictions", commas(r.Evictions))
+		if r.TiersKnown {
+			row("evictions", commas(r.Evictions))
+		}
 		row("refused stores", commas(r.Refusals))
 		if r.Mode != ModeDry {
 			row("corrupt blocks", commas(r.Corrupt))
 		}
 	})
+	if !r.TiersKnown {
+		b.WriteString("\ntiers and evictions: not known, because the node went away in mid-run\n")
+	}
 	if len(r.Tiers) > 0 {
 		b.WriteByte('\n')
 		section(func(row func(...string)) {
@@ -134,6 +143,9 @@ func (r *Result) writeTable(w io.Writer) error {
 			}
 		})
 	}
+	if r.Shared {
+		b.WriteString("\nOther engines used the node meanwhile: evictions and the numbers of tiers include their work.\n")
+	}
 	if r.Mode != ModeDry {
 		b.WriteByte('\n')
 		section(func(row func(...string)) {
@@ -141,6 +153,8 @@ func (r *Result) writeTable(w io.Writer) error {
 			row("lookup", humanUS(r.Latency.LookupP50us), humanUS(r.Latency.LookupP99us))
 			row("ready to read", humanUS(r.Latency.ReadyP50us), humanUS(r.Latency.ReadyP99us))
 		})
+	}
+	if r.Mode != ModeDry && r.TiersKnown {
 		fmt.Fprintf(&b, "\npromoted %s/s, cascaded %s/s, averaged over %s\n",
 			humanBytes(int64(r.PromoteBytesPerSecond)), humanBytes(int64(r.CascadeBytesPerSecond)), humanSeconds(r.DurationSeconds))
 	}
@@ -167,21 +181,34 @@ func (r *Result) describe() string {
 	return s + fmt.Sprintf("%s on %s, primary %s, blocks of %s", plural(int64(r.Engines), "engine"), node, humanBytes(r.PrimaryBytes), humanBytes(r.BlockBytes))
 }
 
-// writeCurves prints hit ratios as a table, and above it a plot when plot is
-// set.
-func writeCurves(w io.Writer, points []Point, blockBytes int64, plot bool) error {
+// writeCurves prints hit ratios as a table, and above it a plot of those that
+// are complete.
+func writeCurves(w io.Writer, points []Point, blockBytes int64) error {
 	var b strings.Builder
 	b.WriteByte('\n')
-	if plot && len(points) > 1 {
-		b.WriteString(plotCurves(points))
+	var complete []Point
+	for _, p := range points {
+		if p.Complete {
+			complete = append(complete, p)
+		}
+	}
+	if len(complete) > 1 {
+		b.WriteString(plotCurves(complete))
 		b.WriteByte('\n')
 	}
+	if len(complete) < len(points) {
+		fmt.Fprintf(&b, "interrupted: %d of %s are complete; the others are of a part of the trace and not to be compared\n\n", len(complete), plural(int64(len(points)), "point"))
+	}
 	tw := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "policy\tcapacity\tblocks\tprefix hits\thit ratio\trefused stores\t")
+	fmt.Fprintln(tw, "policy\tcapacity\tblocks\treferences\tprefix hits\thit ratio\trefused stores\t")
 	for i := range points {
 		p := &points[i]
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t\n", p.Policy, humanBytes(p.CapacityBlocks*blockBytes),
-			commas(p.CapacityBlocks), commas(p.PrefixHits), percent(p.ratio()), commas(p.Refusals))
+		state := ""
+		if !p.Complete {
+			state = "  (interrupted)"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", p.Policy, humanBytes(p.CapacityBlocks*blockBytes),
+			commas(p.CapacityBlocks), commas(p.References), commas(p.PrefixHits), percent(p.ratio()), commas(p.Refusals), state)
 	}
 	_ = tw.Flush() // a Builder takes all
 	if _, err := io.WriteString(w, b.String()); err != nil {
@@ -196,20 +223,27 @@ const (
 	plotCols = 64
 )
 
-// plotCurves draws hit ratio over the logarithm of capacity, one mark a
-// policy.
+// logFrom is the ratio of the largest to the smallest capacity above which the
+// axis is logarithmic.
+const logFrom = 16
+
+// plotCurves draws hit ratio over capacity, one mark a policy.
 func plotCurves(points []Point) string {
 	const marks = "*o+x#@%&"
-	lo, hi, top := math.MaxFloat64, 0.0, 0.0
+	lo, hi, top := int64(math.MaxInt64), int64(0), 0.0
 	var policies []string
 	mark := map[string]byte{}
 	for i := range points {
-		x := math.Log(float64(max(1, points[i].CapacityBlocks)))
-		lo, hi, top = min(lo, x), max(hi, x), max(top, points[i].ratio())
+		lo, hi = min(lo, points[i].CapacityBlocks), max(hi, points[i].CapacityBlocks)
+		top = max(top, points[i].ratio())
 		if _, ok := mark[points[i].Policy]; !ok {
 			mark[points[i].Policy] = marks[len(policies)%len(marks)]
 			policies = append(policies, points[i].Policy)
 		}
+	}
+	scale, axis := func(blocks int64) float64 { return float64(blocks) }, ""
+	if lo > 0 && float64(hi) > logFrom*float64(lo) {
+		scale, axis = func(blocks int64) float64 { return math.Log(float64(blocks)) }, ", logarithmic"
 	}
 	// The axis ends at the next tenth above the best ratio.
 	top = max(0.1, math.Ceil(top*10-1e-9)/10)
@@ -220,7 +254,7 @@ func plotCurves(points []Point) string {
 	for i := range points {
 		col := 0
 		if hi > lo {
-			col = int(math.Round((math.Log(float64(max(1, points[i].CapacityBlocks))) - lo) / (hi - lo) * (plotCols - 1)))
+			col = int(math.Round((scale(points[i].CapacityBlocks) - scale(lo)) / (scale(hi) - scale(lo)) * (plotCols - 1)))
 		}
 		row := plotRows - int(math.Round(points[i].ratio()/top*plotRows))
 		grid[row][col] = mark[points[i].Policy]
@@ -234,7 +268,7 @@ func plotCurves(points []Point) string {
 		fmt.Fprintf(&b, "%9s |%s\n", label, strings.TrimRight(string(line), " "))
 	}
 	fmt.Fprintf(&b, "%9s +%s\n", "", strings.Repeat("-", plotCols))
-	first, last := commas(int64(math.Round(math.Exp(lo)))), commas(int64(math.Round(math.Exp(hi))))+" blocks"
+	first, last := commas(lo), commas(hi)+" blocks"+axis
 	fmt.Fprintf(&b, "%9s  %s%*s\n", "", first, plotCols-len(first), last)
 	if len(policies) > 1 {
 		for _, p := range policies {

@@ -55,7 +55,7 @@ func TestHuman(t *testing.T) {
 }
 
 func testResult() *Result {
-	return &Result{Trace: "t", Format: "mooncake", Mode: ModeBytes, Engines: 2, BlockBytes: 65536, PrimaryBytes: 1 << 30, OwnNode: true,
+	return &Result{Trace: "t", Format: "mooncake", Mode: ModeBytes, Engines: 2, BlockBytes: 65536, PrimaryBytes: 1 << 30, OwnNode: true, TiersKnown: true,
 		Requests: 1000, References: 2000, PrefixHits: 500, PrefixHitRatio: 0.25, DurationSeconds: 2,
 		Tiers: []TierResult{{Name: "primary", Hits: 400}, {Name: "fs", Hits: 100, ReadBytes: 100 << 16}}}
 }
@@ -127,19 +127,24 @@ func TestTable(t *testing.T) {
 
 func TestPlot(t *testing.T) {
 	points := []Point{
-		{"lru", 100, 1000, 100, 0}, {"lru", 1000, 1000, 300, 0}, {"lru", 10000, 1000, 600, 0},
-		{"arc", 100, 1000, 200, 0}, {"arc", 10000, 1000, 600, 0},
+		{"lru", 100, 1000, 100, 0, true}, {"lru", 1000, 1000, 300, 0, true}, {"lru", 10000, 1000, 600, 0, true},
+		{"arc", 100, 1000, 200, 0, true}, {"arc", 10000, 1000, 600, 0, true},
 	}
 	got := plotCurves(points)
 	if want := plotGolden[1:]; got != want {
 		t.Errorf("plot is\n%s\nwant\n%s", got, want)
 	}
+	// Within a factor of 16 the axis is even.
+	even := plotCurves([]Point{{"lru", 100, 1000, 100, 0, true}, {"lru", 850, 1000, 100, 0, true}, {"lru", 1600, 1000, 100, 0, true}})
+	if want := "|*" + strings.Repeat(" ", 31) + "*" + strings.Repeat(" ", 30) + "*\n"; !strings.Contains(even, want) || strings.Contains(even, "logarithmic") {
+		t.Errorf("plot is\n%s", even)
+	}
 	// No data may send a mark off the grid.
-	for _, p := range [][]Point{{{}}, {{"lru", 1, 1, 1, 0}, {"lru", 1, 1, 0, 0}}, {{"lru", 5, 10, 10, 0}, {"lru", 1 << 40, 10, 0, 0}}} {
+	for _, p := range [][]Point{{{}}, {{"lru", 1, 1, 1, 0, true}, {"lru", 1, 1, 0, 0, true}}, {{"lru", 5, 10, 10, 0, true}, {"lru", 1 << 40, 10, 0, 0, true}}} {
 		plotCurves(p)
 	}
 	var b bytes.Buffer
-	if err := writeCurves(&b, points, 1<<20, true); err != nil {
+	if err := writeCurves(&b, points, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(b.String(), got) || !strings.Contains(b.String(), "60.0 %") {
@@ -162,7 +167,7 @@ const plotGolden = `
           |
     0.0 % |
           +----------------------------------------------------------------
-           100                                                10,000 blocks
+           100                                   10,000 blocks, logarithmic
            * lru
            o arc
 `

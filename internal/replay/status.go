@@ -51,6 +51,7 @@ func (res *Result) fillTiers(before, after *node.Status) {
 	// primary's hit as well; the engine that waited for it cannot tell.
 	p = &res.Tiers[0]
 	p.Hits = max(p.Hits, res.PrefixHits-promoted)
+	p.ReadBytes = p.Hits * res.BlockBytes // what was promoted is the tier's
 	if res.DurationSeconds > 0 {
 		res.PromoteBytesPerSecond = float64(read) / res.DurationSeconds
 		res.CascadeBytesPerSecond = float64(written) / res.DurationSeconds

@@ -21,6 +21,9 @@ const (
 	synthTurnMax        = 8
 	synthGapMSMax       = 400
 
+	// synthRequests is what a conversation has on average.
+	synthRequests = 1 + (synthTurnsMin+synthTurnsMax)/2
+
 	// synthOwnBlocks is what a conversation adds to the working set on
 	// average, apart from its system prompt.
 	synthOwnBlocks = (synthFirstMin+synthFirstMax)/2 + (synthTurnsMin+synthTurnsMax)*(synthTurnMin+synthTurnMax)/4
@@ -31,6 +34,8 @@ const (
 const (
 	conversationsMin = 24
 	conversationsMax = 512
+
+	conversationsLimit = 1 << 20 // what people may ask for
 )
 
 // SyntheticConversations chooses how many conversations make a working set of

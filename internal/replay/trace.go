@@ -287,17 +287,18 @@ func newFileSource(path string, r io.Reader, c io.Closer) (*fileSource, error) {
 	if magic, _ := br.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
 		z, err := gzip.NewReader(br)
 		if err != nil {
-			return nil, fmt.Errorf("%s: gzip: %w", path, err)
+			return nil, fmt.Errorf("%s: gzip: %w", path, cutOff(err))
 		}
 		br = bufio.NewReaderSize(z, identityPeek)
 	}
 	head, err := br.Peek(identityPeek)
-	if err != nil && err != io.EOF {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err != nil && err != io.EOF && len(head) == 0 { // else it comes again, with a line
+		return nil, fmt.Errorf("%s: %w", path, cutOff(err))
 	}
 	s := &fileSource{path: path, file: c, info: Info{Name: filepath.Base(path)}}
 	s.info.Identity = identity("file", head)
 	s.lines = bufio.NewScanner(br)
+	s.lines.Split(s.split)
 	s.lines.Buffer(make([]byte, 0, identityPeek), lineBytesMax)
 	line, err := s.next()
 	if err == io.EOF {
@@ -311,6 +312,23 @@ func newFileSource(path string, r io.Reader, c io.Closer) (*fileSource, error) {
 	}
 	s.info.Format, s.info.TokensPerBlock = s.format.name, s.format.tokens
 	return s, nil
+}
+
+// split is ScanLines, but that a line which a fault of the file cut short is
+// none: the fault is told, not what it did to the line.
+func (s *fileSource) split(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if atEOF && s.lines.Err() != nil && bytes.IndexByte(data, '\n') < 0 {
+		return 0, nil, s.lines.Err()
+	}
+	return bufio.ScanLines(data, atEOF)
+}
+
+// cutOff says in words what an unexpected end of a gzip stream is.
+func cutOff(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return fmt.Errorf("the gzip stream is cut off here; the file is not whole, get it anew: %w", err)
+	}
+	return err
 }
 
 // next moves to the next line that is not blank.
@@ -329,7 +347,7 @@ func (s *fileSource) next() ([]byte, error) {
 	if errors.Is(err, bufio.ErrTooLong) {
 		err = fmt.Errorf("the line is longer than %d bytes", lineBytesMax)
 	}
-	return nil, s.fault(err)
+	return nil, s.fault(cutOff(err))
 }
 
 func (s *fileSource) fault(err error) error { return fmt.Errorf("%s:%d: %w", s.path, s.line, err) }

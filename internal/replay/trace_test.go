@@ -9,10 +9,40 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
+
+// TestCutGzip: a file that is not whole is told as such, with the line reached.
+func TestCutGzip(t *testing.T) {
+	var whole bytes.Buffer
+	z := gzip.NewWriter(&whole)
+	for i := range 20000 {
+		fmt.Fprintf(z, `{"timestamp":%d,"input_length":512,"output_length":1,"hash_ids":[%d]}`+"\n", i, i*7919%10007)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "cut.gz")
+	for _, n := range []int{5, 12, 40, whole.Len() / 2, whole.Len() - 9, whole.Len() - 3} {
+		if err := os.WriteFile(path, whole.Bytes()[:n], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, err := OpenFile(path)
+		if err == nil {
+			_, err = Measure(s)
+			s.Close()
+		}
+		if err == nil || !errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "gzip stream is cut off") {
+			t.Errorf("%d bytes of %d: %v", n, whole.Len(), err)
+		}
+		if line := regexp.MustCompile(`cut\.gz:(\d+): `).FindStringSubmatch(fmt.Sprint(err)); n > 40 && (line == nil || len(line[1]) < 4) {
+			t.Errorf("%d bytes of %d: no line: %v", n, whole.Len(), err)
+		}
+	}
+}
 
 func gz(s string) []byte {
 	var b bytes.Buffer
