@@ -34,6 +34,7 @@ type namespace struct {
 	// mu
 	spec   *block.Namespace // what namespace.json says, or nil
 	bad    error            // why it says nothing that can be used
+	unread bool             // the file system failed to tell; it is asked again
 	ready  bool             // stored, and compared with an engine's namespace
 	name   string           // what the operator calls it, or ""
 	bytes  int64
@@ -105,15 +106,8 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 		if err != nil {
 			return false, err
 		}
+		_ = t.readSpec(n) // asked again before it is used
 		var b []byte
-		b, n.specBytes, err = t.readSmall(dir+"/"+nameNamespace, namespaceBytesMax)
-		if err == nil {
-			n.spec, err = block.ParseNamespace(b)
-		}
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			n.bad = err
-			t.log.Warn("a namespace cannot be used until its description is mended and the node restarted; others are served", "path", t.path(dir, nameNamespace), "error", err)
-		}
 		b, n.nameBytes, err = t.readSmall(dir+"/"+nameName, tier.NameBytesMax)
 		if other := t.namedLocked(string(b)); err == nil && other != nil {
 			err = fmt.Errorf("%q is the name of %s already", b, t.path(other.dir))
@@ -123,9 +117,34 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 		} else if !errors.Is(err, unix.ENOENT) {
 			t.log.Warn("the name of a namespace cannot be used: remove the file, or write the name into it", "path", t.path(dir, nameName), "error", err)
 		}
-		t.mu.account.found(n.specBytes + n.nameBytes)
+		t.mu.account.found(n.nameBytes)
 	}
 	return empty, nil
+}
+
+// readSpec learns what is stored of a namespace. It fails if the file system
+// does, which is no word on the description: that may pass.
+func (t *Tier) readSpec(n *namespace) error {
+	b, charged, err := t.readSmall(n.dir+"/"+nameNamespace, namespaceBytesMax)
+	var spec *block.Namespace
+	if err == nil {
+		spec, err = block.ParseNamespace(b)
+	}
+	var errno unix.Errno
+	unread := errors.As(err, &errno) && !gone(err) && !errIs(err, unix.ELOOP, unix.ENXIO)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.account.found(charged - n.specBytes)
+	n.spec, n.specBytes, n.bad, n.unread = spec, charged, nil, unread
+	switch {
+	case unread:
+		t.log.Warn("the description of a namespace cannot be read", "path", t.path(n.dir, nameNamespace), "error", err)
+		return err
+	case err != nil && !errors.Is(err, unix.ENOENT):
+		n.bad = err
+		t.log.Warn("a namespace cannot be used until its description is mended and the node restarted; others are served", "path", t.path(n.dir, nameNamespace), "error", err)
+	}
+	return nil
 }
 
 // namedLocked is the namespace that has a name, or nil.
@@ -152,13 +171,19 @@ func (t *Tier) newNamespaceLocked(fp block.Fingerprint) (*namespace, error) {
 // is charged.
 func (t *Tier) readSmall(name string, most int64) (b []byte, charged int64, err error) {
 	f, err := t.fs.Open(name, unix.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, 0, err
+	var st vfs.Info
+	if err == nil {
+		defer func() { _ = f.Close() }()
+		st, err = f.Stat()
 	}
-	defer func() { _ = f.Close() }()
-	st, err := f.Stat()
 	if err != nil {
-		return nil, 0, err
+		if gone(err) {
+			return nil, 0, err
+		}
+		if st, serr := t.fs.Lstat(name); serr == nil && st.Regular() {
+			charged = st.Bytes
+		}
+		return nil, charged, err
 	}
 	if !st.Regular() {
 		return nil, 0, errors.New("not a regular file")
@@ -240,6 +265,10 @@ func (t *Tier) storeNamespaceLocked(ctx context.Context, ns *block.Namespace) (*
 	n, err := t.mu.namespaces[ns.Fingerprint()], error(nil)
 	if n == nil {
 		n, err = t.newNamespaceLocked(ns.Fingerprint())
+	} else if n.unread {
+		t.mu.Unlock()
+		err = t.readSpec(n)
+		t.mu.Lock()
 	}
 	if err == nil {
 		err = t.compareLocked(n, ns)

@@ -148,6 +148,9 @@ func (s *scan) namespace(n *namespace) error {
 			return s.foreign(path, 0)
 		}
 		st, err := s.t.fs.Lstat(path)
+		if err != nil && !gone(err) {
+			return fmt.Errorf("look at %s: %w", s.t.path(path), err) // or its blocks would be foreign
+		}
 		if err != nil || !st.Dir() {
 			return s.foreign(path, 0)
 		}
