@@ -218,7 +218,7 @@ func TestNodeDies(t *testing.T) {
 	h = newHarness(t, 3<<20, 4096)
 	h.node.damage = func(block.Key, []byte) { h.node.fail = io.ErrUnexpectedEOF }
 	out, _, _ := h.run(t.Context(), "--synthetic", "--block-bytes", "4KiB")
-	if !strings.Contains(out, "tiers and evictions: not known, because the node went away") || strings.Contains(out, "bytes now") || strings.Contains(out, "promoted") {
+	if !strings.Contains(out, "(failed: this is") || !strings.Contains(out, "tiers and evictions: not known, because the node went away") || strings.Contains(out, "bytes now") || strings.Contains(out, "promoted") {
 		t.Errorf("the table is\n%s", out)
 	}
 }

@@ -114,8 +114,11 @@ func (r *Result) writeTable(w io.Writer) error {
 		_ = tw.Flush() // a Builder takes all
 	}
 	state := ""
-	if r.Interrupted {
+	switch {
+	case r.Interrupted:
 		state = "  (interrupted: this is what was done)"
+	case r.Error != "":
+		state = "  (failed: this is what was done)"
 	}
 	fmt.Fprintf(&b, "\n%s%s\n", r.describe(), state)
 	section(func(row func(...string)) {
