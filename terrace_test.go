@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/client"
 	"github.com/terrace-kv/terrace/internal/content"
+	"github.com/terrace-kv/terrace/tier/fstier"
 	"github.com/terrace-kv/terrace/tier/memtier"
 )
 
@@ -144,5 +146,39 @@ func TestBadRequestIDIsRefused(t *testing.T) {
 	}
 	if err := r.Finish(t.Context()); err != nil {
 		t.Fatalf("the session was lost: %v", err)
+	}
+}
+
+// A name stands for one namespace also after a restart: an engine that comes
+// back with another dtype hears which field differs.
+func TestNameSurvivesARestart(t *testing.T) {
+	root, socket := t.TempDir(), filepath.Join(t.TempDir(), "s")
+	for i, dtype := range []string{"bf16", "fp8", "bf16"} {
+		ft, err := fstier.Open(t.Context(), fstier.Options{Root: root, MinFree: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := terrace.Open(t.Context(), terrace.Options{Socket: socket, PrimarySize: 64 * blockBytes, Tiers: []terrace.Tier{{Tier: ft}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := spec
+		s.DType = dtype
+		c, err := client.Dial(t.Context(), client.Options{Socket: socket, Spec: s, NamespaceName: "prod"})
+		if i != 1 {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		} else if !errors.Is(err, client.ErrNamespace) || !strings.Contains(err.Error(), "dtype") {
+			t.Fatalf("another dtype under the name: %v", err)
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		if err := n.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		cancel()
 	}
 }

@@ -195,7 +195,8 @@ type namespace struct {
 type groupFacts struct {
 	class  int
 	tpb    int64
-	window int // 0: full attention
+	window int   // 0: full attention
+	bytes  int64 // of a block
 }
 
 // session is one engine's lease. It leaves the table when it is dead and
@@ -311,6 +312,7 @@ func (c *Core) OpenNamespace(groups []block.Group) (NamespaceID, error) {
 			class:  c.classFor(uint32(StridePages(g.BlockBytes))),
 			tpb:    int64(g.TokensPerBlock),
 			window: int(g.WindowBlocks),
+			bytes:  int64(g.BlockBytes),
 		})
 	}
 	c.ns = append(c.ns, n)

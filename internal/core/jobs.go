@@ -266,7 +266,7 @@ func (c *Core) settleBlock(j *job, r JobResult) {
 	b.settled = true
 	ts := &c.tiers[j.tier]
 	s, e := b.slot, c.at(b.slot)
-	bytes := c.bytesOf(s)
+	bytes := c.ns[e.ns].groups[e.key.Group()].bytes
 	if r.Outcome == Failed && r.Class != tier.ClassNotFound {
 		ts.stats.Failures[r.Cause]++
 		if r.Class == tier.ClassCorrupt {

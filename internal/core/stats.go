@@ -40,7 +40,7 @@ type TierCounters struct {
 	Hits          int64 // keys of final answers that were promoted from it
 	Jobs          [3]int64
 	Blocks        [3]int64 // done
-	Bytes         [3]int64 // done, as slots
+	Bytes         [3]int64 // done, without padding
 	Failures      [32]int64
 	Corrupt       int64
 	Dropped       [dropEnd]int64

@@ -48,19 +48,27 @@ func (n *Node) OpenSession(ctx context.Context, g Greeting) (*Session, error) {
 		return nil, fmt.Errorf("%w: %w", core.ErrDraining, err)
 	}
 	defer leave()
-	for _, h := range n.tiers {
-		op, ok := h.tier.(tier.NamespaceOpener)
-		if !ok {
-			continue
+	n.mu.Lock()
+	err = n.nameFreeLocked(g.NS, g.Name)
+	n.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	for i, h := range n.tiers {
+		var err error
+		if op, ok := h.tier.(tier.NamespaceOpener); ok {
+			err = op.OpenNamespace(ctx, g.NS)
 		}
-		err := op.OpenNamespace(ctx, g.NS)
+		if k, ok := h.tier.(tier.NameKeeper); ok && err == nil && g.Name != "" {
+			err = k.KeepName(ctx, g.Name, g.NS)
+		}
 		switch {
 		case errors.Is(err, tier.ErrNamespaceMismatch):
 			return nil, err
 		case err != nil:
 			// The tier degrades alone: its writes will fail and say why.
 			n.log.Warn("tier cannot open a namespace", "tier", h.info.Name, "namespace", g.NS.Fingerprint(), "err", err)
-			n.noteError(n.indexOf(h), err)
+			n.noteError(i, err)
 		}
 	}
 	n.mu.Lock()
@@ -78,22 +86,20 @@ func (n *Node) OpenSession(ctx context.Context, g Greeting) (*Session, error) {
 	return s, nil
 }
 
-func (n *Node) indexOf(h *tierHandle) int {
-	for i := range n.tiers {
-		if n.tiers[i] == h {
-			return i
-		}
+// nameFreeLocked refuses a name that stands for another namespace in this run;
+// tiers that keep names know of earlier ones.
+func (n *Node) nameFreeLocked(ns *block.Namespace, name string) error {
+	if other := n.byName[name]; other != nil && other.ns.Fingerprint() != ns.Fingerprint() {
+		return fmt.Errorf("%w: the name %q stands for namespace %s here; this engine's differs in %s: mend the engine's settings, or give it another name",
+			tier.ErrNamespaceMismatch, name, other.ns.Fingerprint(), strings.Join(block.Diff(other.ns.Spec(), ns.Spec()), ", "))
 	}
-	return 0
+	return nil
 }
 
 // spaceLocked finds or registers a namespace.
 func (n *Node) spaceLocked(ns *block.Namespace, name string) (*space, error) {
-	if name != "" {
-		if other := n.byName[name]; other != nil && other.ns.Fingerprint() != ns.Fingerprint() {
-			return nil, fmt.Errorf("%w: the name %q stands for namespace %s here; this engine's differs in %s: mend the engine's settings, or give it another name",
-				tier.ErrNamespaceMismatch, name, other.ns.Fingerprint(), strings.Join(block.Diff(other.ns.Spec(), ns.Spec()), ", "))
-		}
+	if err := n.nameFreeLocked(ns, name); err != nil {
+		return nil, err
 	}
 	sp := n.byPrint[ns.Fingerprint()]
 	if sp == nil {
@@ -112,6 +118,7 @@ func (n *Node) spaceLocked(ns *block.Namespace, name string) (*space, error) {
 		n.byPrint[ns.Fingerprint()] = sp
 	}
 	if name != "" {
+		delete(n.byName, sp.name) // a namespace has one name: the last
 		n.byName[name] = sp
 		sp.name = name
 	}
