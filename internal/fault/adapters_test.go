@@ -199,6 +199,7 @@ func TestTierCalls(t *testing.T) {
 		"contains":       func(tr tier.Tier) error { return tr.Contains(t.Context(), ns, []block.Key{key}, make([]bool, 1)) },
 		"delete":         func(tr tier.Tier) error { return tr.Delete(t.Context(), ns, []block.Key{key}) },
 		"open_namespace": func(tr tier.Tier) error { return tr.(tier.NamespaceOpener).OpenNamespace(t.Context(), ns) },
+		"keep_name":      func(tr tier.Tier) error { return tr.(tier.NameKeeper).KeepName(t.Context(), "prod", ns) },
 		"set_aside":      func(tr tier.Tier) error { return tr.(tier.SetAsider).SetAside(t.Context(), ns, key, "test") },
 		"close":          func(tr tier.Tier) error { return tr.Close(t.Context()) },
 	} {

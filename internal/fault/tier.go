@@ -10,8 +10,8 @@ import (
 
 // Tier wraps a tier. There is one op for each block of a read, write, contains
 // or delete, whose key is the block key's hex, and one for open_namespace,
-// set_aside and close. What a tier answers from memory (Known, Touch, Stats,
-// Info) is passed on as it is. The contract holds: when a call returns, its
+// keep_name, set_aside and close. What a tier answers from memory (Known,
+// Touch, Names, Stats, Info) is passed on as it is. The contract holds: when a call returns, its
 // buffers are quiet, for everything happens within it.
 //
 // Known is there if under has it; the other optional abilities are there
@@ -37,6 +37,7 @@ type knowingTier struct {
 var (
 	_ tier.Toucher         = (*faultyTier)(nil)
 	_ tier.NamespaceOpener = (*faultyTier)(nil)
+	_ tier.NameKeeper      = (*faultyTier)(nil)
 	_ tier.SetAsider       = (*faultyTier)(nil)
 	_ tier.Statser         = (*faultyTier)(nil)
 )
@@ -184,6 +185,24 @@ func (t *faultyTier) SetAside(ctx context.Context, ns *block.Namespace, key bloc
 			return s.SetAside(ctx, ns, key, why)
 		}
 		return t.Tier.Delete(ctx, ns, []block.Key{key})
+	})
+}
+
+// Names is in tier.NameKeeper.
+func (t *faultyTier) Names(ctx context.Context) (map[string]*block.Namespace, error) {
+	if k, ok := t.Tier.(tier.NameKeeper); ok {
+		return k.Names(ctx)
+	}
+	return map[string]*block.Namespace{}, nil
+}
+
+// KeepName is in tier.NameKeeper. Where under cannot, the name is forgotten.
+func (t *faultyTier) KeepName(ctx context.Context, name string, ns *block.Namespace) error {
+	return t.call(ctx, "keep_name", name, true, func() error {
+		if k, ok := t.Tier.(tier.NameKeeper); ok {
+			return k.KeepName(ctx, name, ns)
+		}
+		return nil
 	})
 }
 
