@@ -93,7 +93,7 @@ func startFailure(ctx context.Context, err error) error {
 
 // sameSignalFor is how long the first signal, sent again, counts as one:
 // timeout(1) signals its child and then the group that the child is in.
-const sameSignalFor = time.Second
+const sameSignalFor = 100 * time.Millisecond
 
 // watchSignals calls stop at the first signal and ends the process at the
 // second.

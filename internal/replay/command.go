@@ -45,7 +45,7 @@ const (
 	fsMin             = 64 << 10 // as tiers.fs.capacity
 	stopTimeout       = 60 * time.Second
 	statusTimeout     = 10 * time.Second
-	sameSignalFor     = time.Second
+	sameSignalFor     = 100 * time.Millisecond
 )
 
 // NodeOptions say what node to start.
