@@ -229,7 +229,7 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 	mu.Lock()
 	defer mu.Unlock()
 	for tries := 0; ; tries++ {
-		err = t.inShard(n, it.Key[0], func() error { return t.giveName(f, n.file(it.Key)) })
+		err = t.inShard(n, it.Key[0], func() error { return t.giveName(f, n.file(it.Key), r, size) })
 		if err == nil {
 			named = true
 			break
@@ -283,6 +283,9 @@ func (t *Tier) removeStray(name string, r *reservation, size int64) {
 		return
 	}
 	if err := t.fs.Remove(name); err != nil && !gone(err) {
+		if _, lerr := t.fs.Lstat(name); gone(lerr) {
+			return // done all the same
+		}
 		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
 		r.settle(size)
 	}
@@ -290,7 +293,7 @@ func (t *Tier) removeStray(name string, r *reservation, size int64) {
 
 // giveName publishes a draft, or fails with EEXIST. The key's stripe makes
 // looking and renaming one step.
-func (t *Tier) giveName(f draft, name string) error {
+func (t *Tier) giveName(f draft, name string, r *reservation, size int64) error {
 	if f.tmp == "" {
 		return t.fs.Link(f.File, name)
 	}
@@ -302,8 +305,12 @@ func (t *Tier) giveName(f draft, name string) error {
 		return err
 	}
 	if err = t.fs.Rename(f.tmp, name); err != nil {
-		if _, lerr := t.fs.Lstat(f.tmp); gone(lerr) {
+		_, lerr := t.fs.Lstat(f.tmp)
+		if gone(lerr) {
 			return nil // done all the same
+		}
+		if lerr != nil { // done or not; there was no such name, so what has it is ours
+			t.removeStray(name, r, size)
 		}
 	}
 	return err
