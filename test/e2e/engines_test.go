@@ -337,10 +337,10 @@ func TestEngineStopped(t *testing.T) {
 	t.Parallel()
 	n := serve(t, place(t), "--primary", "32MiB")
 	still, other := n.engine("still"), n.engine("other")
-	load := Load{Prefix: "all", Conversations: 30, Turn: 20, Parallel: 3, Flush: true}
-	still.start(load)
-	load.Seed = 1
-	other.start(load)
+	// Not of the same prompts: who wants a block that somebody else is storing
+	// waits for it, up to core.lookup_timeout.
+	still.start(Load{Prefix: "still", Conversations: 30, Turn: 20, Parallel: 3, Flush: true})
+	other.start(Load{Prefix: "other", Conversations: 30, Turn: 20, Parallel: 3, Flush: true})
 	still.after(3)
 	still.signal(syscall.SIGSTOP)
 	other.after(30)
