@@ -65,34 +65,8 @@ func (e *engine) request(f func(id string) error) error {
 // written to tiers. With sum the engine computes the checksums.
 func (e *engine) store(keys []block.Key, sum bool) (cascaded int, err error) {
 	err = e.request(func(id string) error {
-		grants, err := e.s.Reserve(id, 0, 0, keys, nil)
-		if err != nil {
+		if err := e.fill(id, keys, sum); err != nil {
 			return err
-		}
-		var fills []core.Fill
-		for i, g := range grants {
-			if g.Status != core.Granted {
-				continue
-			}
-			b, err := e.region.Bytes(g.Slot.Offset(), int64(e.ns.BlockBytes(0)))
-			if err != nil {
-				return err
-			}
-			content.Fill(e.ns.Fingerprint(), keys[i], b)
-			f := core.Fill{Slot: g.Slot, Gen: g.Gen}
-			if sum {
-				f.Sum, f.HasSum = crc64nvme.Checksum(b), true
-			}
-			fills = append(fills, f)
-		}
-		status, err := e.s.Commit(id, fills, nil)
-		if err != nil {
-			return err
-		}
-		for _, st := range status {
-			if st != core.FillOK {
-				return fmt.Errorf("commit says %v", status)
-			}
 		}
 		done := make(chan core.Flushed, 1)
 		if err := e.s.Flush(id, waitMax, func(f core.Flushed) { done <- f }); err != nil {
@@ -106,6 +80,45 @@ func (e *engine) store(keys []block.Key, sum bool) (cascaded int, err error) {
 		return nil
 	})
 	return cascaded, err
+}
+
+// storeOnly stores blocks and waits for nothing.
+func (e *engine) storeOnly(keys []block.Key) error {
+	return e.request(func(id string) error { return e.fill(id, keys, true) })
+}
+
+// fill is the part of a store in which the engine writes.
+func (e *engine) fill(id string, keys []block.Key, sum bool) error {
+	grants, err := e.s.Reserve(id, 0, 0, keys, nil)
+	if err != nil {
+		return err
+	}
+	var fills []core.Fill
+	for i, g := range grants {
+		if g.Status != core.Granted {
+			continue
+		}
+		b, err := e.region.Bytes(g.Slot.Offset(), int64(e.ns.BlockBytes(0)))
+		if err != nil {
+			return err
+		}
+		content.Fill(e.ns.Fingerprint(), keys[i], b)
+		f := core.Fill{Slot: g.Slot, Gen: g.Gen}
+		if sum {
+			f.Sum, f.HasSum = crc64nvme.Checksum(b), true
+		}
+		fills = append(fills, f)
+	}
+	status, err := e.s.Commit(id, fills, nil)
+	if err != nil {
+		return err
+	}
+	for _, st := range status {
+		if st != core.FillOK {
+			return fmt.Errorf("commit says %v", status)
+		}
+	}
+	return nil
 }
 
 // load looks up a prompt, waits for what is promoted, and checks every byte of

@@ -34,8 +34,7 @@ var (
 
 const (
 	sweepBytes = 6000 // of a block: 8 KiB in the primary, 12 KiB in the tier
-	primary    = 16   // blocks that fit
-	secondary  = 20
+	secondary  = 20   // blocks that fit into the tier
 )
 
 func sweepKeys(lo, hi int) (keys []block.Key) {
@@ -126,7 +125,7 @@ func TestSweep(t *testing.T) {
 // something.
 func sweepOnce(t *testing.T, config, rules string) int64 {
 	set := fault.MustParse(rules)
-	s := &scenario{t: t, config: config, set: set, mem: vfs.NewMem(0), ns: namespace(t, sweepBytes)}
+	s := &scenario{t: t, config: config, set: set, mem: vfs.NewMem(0), ns: namespace(t, sweepBytes), blocks: 16}
 	err := s.run()
 	for _, h := range set.Unsurfaced() {
 		action, _, _ := strings.Cut(rules, "(")
@@ -153,6 +152,8 @@ type scenario struct {
 	set    *fault.Set
 	mem    *vfs.Mem
 	ns     *block.Namespace
+	blocks int64 // that fit into the primary
+	loose  bool  // what cannot be removed may be left and be overestimated, until a restart
 }
 
 // open opens the tier, under the rules, and waits for its scan.
@@ -191,7 +192,7 @@ func (s *scenario) life(f func(e *engine) error) error {
 	}
 	// One call at a time, so that the n-th call is the same in each run.
 	n, err := node.Open(context.Background(), node.Options{Logger: slog.New(surface{s}),
-		Core:  core.Options{Size: primary * 8192, ExtentBytes: 1 << 20},
+		Core:  core.Options{Size: s.blocks * 8192, ExtentBytes: 1 << 20},
 		Tiers: []node.TierSpec{{Tier: tr, Lane: transfer.Options{ReadParallel: 1, WriteParallel: 1, LogEvery: time.Nanosecond}}}})
 	if err != nil {
 		return errors.Join(err, tr.Close(context.Background()))
@@ -282,10 +283,14 @@ func (s *scenario) fresh(e *engine) error {
 // capacity, and that nothing temporary or nameless is left.
 func (s *scenario) exact(st tier.Stats) error {
 	used, err := usedBytes(s.mem)
-	if err != nil || st.UsedBytes != used || used > st.CapacityBytes || used != s.mem.UsedBytes() {
+	wrong := st.UsedBytes != used
+	if s.loose {
+		wrong = st.UsedBytes < used
+	}
+	if err != nil || wrong || used > st.CapacityBytes || used != s.mem.UsedBytes() {
 		return fmt.Errorf("used bytes are %d, files have %d of %d, nameless ones included %d (%v)", st.UsedBytes, used, st.CapacityBytes, s.mem.UsedBytes(), err)
 	}
-	if names, err := temporary(s.mem); err != nil || len(names) > 0 {
+	if names, err := temporary(s.mem); err != nil || len(names) > 0 && !s.loose {
 		return fmt.Errorf("temporary files are left: %v, %v", names, err)
 	}
 	return nil
