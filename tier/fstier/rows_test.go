@@ -1,0 +1,163 @@
+package fstier
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/vfs"
+	"github.com/terrace-kv/terrace/tier"
+	"github.com/terrace-kv/terrace/tier/tiertest"
+)
+
+// Whatever an engine calls its model or tenant, files stay below the root, and
+// each name has its own (B091, B092).
+func TestHostileNamesStayBelowTheRoot(t *testing.T) {
+	outside := t.TempDir()
+	root := filepath.Join(outside, "a", "root")
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	names := []string{"../../x", "..", ".", "/", "/etc/x", "a/b", "a%2Fb", "a\x00b", "a\nb", "%", "%25", "ünï", "u\u0308", "\xff",
+		"tmp", "quarantine", "lock", strings.Repeat("x", 1000), strings.Repeat("../", 300)}
+	tr := open(t, quiet(opts(t, root, nil)))
+	var spaces []*block.Namespace
+	for i, name := range names {
+		spec := tiertest.Namespace(t, "m").Spec()
+		spec.Salt = &names[i]
+		if i%2 == 0 {
+			spec.Model = name
+		}
+		ns, err := block.NewNamespace(spec)
+		if err != nil {
+			t.Logf("%.20q is refused: %v", name, err)
+			continue
+		}
+		spaces = append(spaces, ns)
+		write(t, tr, ns, blocks(t, ns, 0, 2, 0))
+	}
+	if len(spaces) < 12 {
+		t.Errorf("only %d names were tried", len(spaces))
+	}
+	closeTier(t, tr)
+	dirs, err := filepath.Glob(filepath.Join(root, strings.Repeat("?", 64)))
+	if err != nil || len(dirs) != len(spaces) {
+		t.Errorf("%d namespaces have %d directories, %v", len(spaces), len(dirs), err)
+	}
+	if err := filepath.WalkDir(outside, func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() && !strings.HasPrefix(path, root+"/") {
+			t.Errorf("a file outside: %s", path)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	tr = openClosing(t, quiet(opts(t, root, nil)))
+	for _, ns := range spaces {
+		readable(t, tr, ns, blocks(t, ns, 0, 2, 0)) // checked to be this namespace's bytes
+	}
+	wantExact(t, tr)
+}
+
+// A block is deleted, and all else evicted, while it is being written.
+// Afterwards its file and its bytes are both there or both not (B114).
+func TestRemovedWhileWritten(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	for mode, base := range modes {
+		t.Run(mode, func(t *testing.T) {
+			gate, writing := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			var armed atomic.Bool
+			o := quiet(opts(t, t.TempDir(), func(c vfs.Call) vfs.Fault {
+				f := base(c)
+				if armed.Load() && c.Op == vfs.OpWrite && c.Name != nameUsage {
+					once.Do(func() { close(writing); f = vfs.Fault{Wait: gate} })
+				}
+				return f
+			}))
+			o.Capacity = CapacityMin // six blocks
+			tr := openClosing(t, o)
+			write(t, tr, ns, blocks(t, ns, 400, 1, 1)) // makes the namespace's directory
+			armed.Store(true)
+			it := blocks(t, ns, 0, 1, 1)
+			var wg sync.WaitGroup
+			wg.Go(func() { tr.Write(context.Background(), ns, it) })
+			select {
+			case <-writing:
+			case <-time.After(10 * time.Second):
+				t.Fatal("nothing is written")
+			}
+			wg.Go(func() {
+				if err := tr.Delete(context.Background(), ns, []block.Key{it[0].Key}); err != nil {
+					t.Error(err)
+				}
+			})
+			for i := range 20 { // thrice what there is room for; some may have to wait for the one that is held
+				other := blocks(t, ns, 500+i, 1, 1)
+				wg.Go(func() { tr.Write(context.Background(), ns, other) })
+			}
+			for end := time.Now().Add(10 * time.Second); tr.Stats().Evicted < 3; time.Sleep(time.Millisecond) {
+				if time.Now().After(end) {
+					t.Error("nothing is evicted beside the write")
+					break
+				}
+			}
+			if s := tr.Stats(); s.UsedBytes > s.CapacityBytes {
+				t.Errorf("%+v", s)
+			}
+			close(gate)
+			wg.Wait()
+			if it[0].Err != nil {
+				t.Errorf("write: %v", it[0].Err)
+			}
+			_, err := os.Lstat(tr.blockPath(ns, it[0].Key))
+			if there := known(tr, ns, it[0].Key) == tier.Present; there != (err == nil) {
+				t.Errorf("the index has it: %v; its file: %v", there, err)
+			}
+			if left, _ := filepath.Glob(tr.o.Root + "/tmp/*"); len(left) != 0 {
+				t.Errorf("temporary files are left: %v", left)
+			}
+			wantExact(t, tr)
+		})
+	}
+}
+
+// The clock is set back by a year: what is free is asked anew, so that the
+// floor holds, and nothing is evicted or lost for it.
+func TestClockSetBack(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	root := t.TempDir()
+	under, err := vfs.OpenRoot(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small := &smallFS{FS: under}
+	small.free.Store(1 << 40)
+	now := time.Unix(1_700_000_000, 0)
+	tr := openClosing(t, quiet(Options{Root: root, FS: small, Now: func() time.Time { return now }}))
+	items := blocks(t, ns, 0, 10, 1)
+	write(t, tr, ns, items)
+	now = now.AddDate(-1, 0, 0)
+	small.free.Store(MinFreeDefault - floorEvictMax - 1) // others have taken it
+	w := blocks(t, ns, 100, 1, 1)
+	tr.Write(t.Context(), ns, w)
+	if tier.CauseOf(w[0].Err) != tier.CauseFloor {
+		t.Errorf("write below the floor: %v", w[0].Err)
+	}
+	readable(t, tr, ns, items)
+	small.free.Store(1 << 40)
+	now = now.AddDate(-1, 0, 0)
+	write(t, tr, ns, w)
+	readable(t, tr, ns, append(items, w...))
+	if s := tr.Stats(); s.Evicted != 0 {
+		t.Errorf("%+v", s)
+	}
+	wantExact(t, tr)
+}
