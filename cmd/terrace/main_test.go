@@ -433,14 +433,14 @@ func TestSameSignalTwiceIsOne(t *testing.T) {
 		signals <- syscall.SIGTERM
 		<-ctx.Done()
 		for range 2 {
-			time.Sleep(400 * time.Millisecond)
+			time.Sleep(sameSignalFor * 2 / 5)
 			signals <- syscall.SIGTERM
 			synctest.Wait()
 			if len(exited) != 0 {
-				t.Fatal("the same signal within a second ended the drain")
+				t.Fatal("the same signal at once ended the drain")
 			}
 		}
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(sameSignalFor * 3 / 10)
 		signals <- syscall.SIGTERM
 		if code := <-exited; code != exitSignaled {
 			t.Errorf("exit code %d", code)
