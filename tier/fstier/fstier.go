@@ -58,6 +58,7 @@ type Tier struct {
 	headers  headerPool
 	usage    usageFile
 	complain limiter // one log line a second about broken copies
+	fullOnce sync.Once
 
 	stop     context.CancelFunc // of the scan
 	scanOver chan struct{}      // closed when its goroutine has ended
@@ -171,6 +172,7 @@ func Open(ctx context.Context, o Options) (_ *Tier, err error) {
 			t.scanLoop(scanCtx)
 		}
 	}()
+	t.warnFloor()
 	t.log.Info("opened", "root", o.Root, "mode", t.mode, "capacity_bytes", o.Capacity, "free_floor_bytes", max(o.MinFree, 0), "namespaces", len(t.mu.byID))
 	return t, nil
 }

@@ -387,7 +387,11 @@ func (t *Tier) keepNameLocked(ctx context.Context, n *namespace, name string) er
 // writeSmall publishes a small file, in place of any other of that name. done
 // learns under mu what it is charged.
 func (t *Tier) writeSmall(ctx context.Context, op, name string, content []byte, done func(bytes int64)) error {
-	r, err := t.reserve(ctx, op, block.Key{}, int64(len(content)), nil, nil)
+	return t.inSpace(func(full error) error { return t.tryWriteSmall(ctx, op, name, content, done, full) })
+}
+
+func (t *Tier) tryWriteSmall(ctx context.Context, op, name string, content []byte, done func(bytes int64), full error) error {
+	r, err := t.reserve(ctx, op, block.Key{}, int64(len(content)), nil, nil, full)
 	if err != nil {
 		return err
 	}
@@ -414,7 +418,6 @@ func (t *Tier) writeSmall(ctx context.Context, op, name string, content []byte, 
 	}
 	if err != nil {
 		_ = t.fs.Remove(tmp)
-		t.noSpace(err)
 		return err
 	}
 	t.mu.Lock()

@@ -47,8 +47,9 @@ type freeSpace struct {
 
 // reserve makes room for size bytes in one file, evicting what was used least
 // recently, but none of the named keys. After it, capacity, floor and usage
-// file all hold with those bytes in use.
-func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64, n *namespace, named []tier.Item) (*reservation, error) {
+// file all hold with those bytes in use. With full, the error of a file system
+// that has no space, as much is evicted in any case, or full is returned.
+func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64, n *namespace, named []tier.Item, full error) (*reservation, error) {
 	skip := func(e *entry) bool {
 		if n == nil || e.ns != n.id {
 			return false
@@ -68,6 +69,7 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 			Hint: "wait for the scan of root to end; status shows its progress"}
 	}
 	failures, floorRounds := 0, 0
+	evicted := int64(0)
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, t.cancelled(op, key, err)
@@ -99,7 +101,11 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 			t.mu.Unlock()
 			return nil, refuse(tier.CauseFloor, "free some space, or lower min_free", "%d bytes are free, and %d must stay so", free, t.o.MinFree)
 		}
-		if short := max(over, below); short > 0 {
+		lacking := int64(0)
+		if full != nil {
+			lacking = need - evicted
+		}
+		if short := max(over, below, lacking); short > 0 {
 			var victims []victim
 			if short <= t.mu.index.listed {
 				victims = t.claimLocked(short, skip)
@@ -116,9 +122,13 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 					if failures++; failures >= evictFailuresMax {
 						return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
 					}
+				} else {
+					evicted += victims[0].bytes
 				}
 				continue
 			case len(victims) > 0:
+			case lacking > 0:
+				return nil, full
 			case !scanned:
 				return nil, scanning("nothing to evict has been found yet")
 			case over > 0:
@@ -129,6 +139,9 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 			failed, err := t.evictAll(victims)
 			if failures += failed; failures >= evictFailuresMax {
 				return nil, t.fail(op, key, fmt.Errorf("make room: %w", err))
+			}
+			for _, v := range victims[failed:] { // about, if some failed
+				evicted += v.bytes
 			}
 			continue
 		}
@@ -312,11 +325,50 @@ func (t *Tier) trim(ctx context.Context) error {
 	return nil
 }
 
-// noSpace forgets what statfs said, since a write just learned better.
-func (t *Tier) noSpace(err error) {
-	if errors.Is(err, unix.ENOSPC) {
-		t.mu.Lock()
-		t.mu.free.at = time.Time{}
-		t.mu.Unlock()
+// inSpace makes a call that stores something, and if the file system has no
+// space for it makes it once more, after as much has been evicted. Where no
+// capacity or floor keeps the tier below what the medium has, this is what
+// makes it a cache and not a heap that is full one day.
+func (t *Tier) inSpace(call func(full error) error) error {
+	err := call(nil)
+	if !errIs(err, unix.ENOSPC, unix.EDQUOT) {
+		return err
+	}
+	t.forgetSpace()
+	if err = call(err); errIs(err, unix.ENOSPC, unix.EDQUOT) {
+		t.forgetSpace()
+		return err
+	}
+	t.fullOnce.Do(func() {
+		t.log.Warn("the file system has no space left: the least recently used blocks are evicted for new ones, which costs each write a failed one; set capacity below what the tier can have",
+			"root", t.o.Root, "capacity_bytes", t.o.Capacity, "used_bytes", t.Stats().UsedBytes)
+	})
+	return err
+}
+
+// forgetSpace forgets what statfs said, since a write just learned better.
+func (t *Tier) forgetSpace() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.free.at = time.Time{}
+}
+
+// warnFloor says at the start that the floor will refuse writes.
+func (t *Tier) warnFloor() {
+	space, err := t.fs.Space()
+	if err != nil || t.o.MinFree <= 0 {
+		return
+	}
+	log := t.log.With("setting", "min_free", "min_free_bytes", t.o.MinFree, "free_bytes", space.Free, "root", t.o.Root)
+	var st unix.Statfs_t
+	size := int64(0)
+	if unix.Statfs(t.o.Root, &st) == nil {
+		size = int64(st.Blocks) * st.Bsize
+	}
+	switch {
+	case size > 0 && t.o.MinFree >= size:
+		log.Warn("min_free is more than the whole file system has: no block can be stored; set min_free to less, or root to a larger file system", "file_system_bytes", size)
+	case t.o.MinFree > space.Free:
+		log.Warn("less space is free than min_free keeps for others: writes are refused until enough is freed; free some space, or lower min_free", "missing_bytes", t.o.MinFree-space.Free)
 	}
 }

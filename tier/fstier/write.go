@@ -47,23 +47,23 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 		return err
 	}
 	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
-	err := t.store(ctx, n, it, named, hdr)
+	store := func(full error) error { return t.store(ctx, n, it, named, hdr, full) }
+	err := t.inSpace(store)
 	if errors.Is(err, unix.ENOENT) {
 		if err = t.remake(ctx, ns, n); err == nil {
-			err = t.store(ctx, n, it, named, hdr)
+			err = t.inSpace(store)
 		}
 	}
 	if err != nil {
-		t.noSpace(err)
 		return t.fail(op, it.Key, err)
 	}
 	return nil
 }
 
 // store makes room for a block, writes and publishes it.
-func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []tier.Item, hdr []byte) error {
+func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []tier.Item, hdr []byte, full error) error {
 	size := fileSize(len(it.Buf))
-	r, err := t.reserve(ctx, "write", it.Key, size, n, named)
+	r, err := t.reserve(ctx, "write", it.Key, size, n, named, full)
 	if err != nil {
 		return err
 	}
