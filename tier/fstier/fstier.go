@@ -621,6 +621,9 @@ func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
 	}
 	e := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: tier.CauseOther, Err: err, Hint: hintFor(err)}
 	switch {
+	case errIs(err, unix.ENOENT) && t.rootGone():
+		e.Cause, e.Err = tier.CauseUnavailable, fmt.Errorf("root %s was removed under the node: %w", t.o.Root, unix.ENOENT)
+		e.Hint = "make or mount it again and restart the node"
 	case errIs(err, unix.ENOSPC, unix.EDQUOT):
 		e.Cause = tier.CauseNoSpace
 	case errIs(err, unix.EACCES, unix.EPERM):
@@ -639,6 +642,16 @@ func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
 		e.Class = tier.ClassRetryable
 	}
 	return e
+}
+
+// rootGone says that the root itself was removed, not only files in it.
+func (t *Tier) rootGone() bool {
+	for _, name := range []string{nameLock, nameTmp} {
+		if _, err := t.fs.Lstat(name); !gone(err) {
+			return false
+		}
+	}
+	return true
 }
 
 func errIs(err error, any ...unix.Errno) bool {

@@ -302,6 +302,9 @@ func (t *Tier) remake(ctx context.Context, ns *block.Namespace, n *namespace) er
 	if _, err := t.fs.Lstat(n.dir); err == nil || !gone(err) {
 		return nil // another write was faster
 	}
+	if t.rootGone() {
+		return t.fail("write", block.Key{}, unix.ENOENT)
+	}
 	t.log.Warn("the directory of a namespace was removed under the node and is made again", "path", t.path(n.dir))
 	t.mu.Lock()
 	name := n.name

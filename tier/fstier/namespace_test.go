@@ -143,3 +143,36 @@ func TestVanishedNamespaceIsMadeAgain(t *testing.T) {
 		})
 	}
 }
+
+// A root that is removed under the node is named, on one line, with what to do.
+func TestRootRemovedIsUnavailable(t *testing.T) {
+	for name, hook := range modes {
+		t.Run(name, func(t *testing.T) {
+			root := filepath.Join(t.TempDir(), "root")
+			if err := os.Mkdir(root, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			tr := open(t, quiet(opts(t, root, hook)))
+			defer func() { _ = tr.Close(t.Context()) }()
+			<-tr.ScanDone()
+			a, b := tiertest.Namespace(t, "a"), tiertest.Namespace(t, "b")
+			write(t, tr, a, blocks(t, a, 0, 1, 0))
+			if err := os.RemoveAll(root); err != nil {
+				t.Fatal(err)
+			}
+			for _, ns := range []*block.Namespace{a, b, a} {
+				w := blocks(t, ns, 1, 1, 0)
+				tr.Write(t.Context(), ns, w)
+				err := w[0].Err
+				if tier.CauseOf(err) != tier.CauseUnavailable || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), root) ||
+					!strings.Contains(err.Error(), "restart the node") {
+					t.Errorf("%v is %v", err, tier.CauseOf(err))
+				}
+			}
+			r := blocks(t, a, 0, 1, 0)
+			if tr.Read(t.Context(), a, r); tier.ClassOf(r[0].Err) != tier.ClassNotFound {
+				t.Errorf("read: %v", r[0].Err)
+			}
+		})
+	}
+}
