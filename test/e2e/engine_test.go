@@ -722,7 +722,11 @@ func (e *engine) after(ops int) {
 // ended waits for the load's own end, and checks what it reports.
 func (e *engine) ended() *Report {
 	e.t.Helper()
-	if err := e.wait(e.load, 2*time.Minute); err != nil {
+	within := 2 * time.Minute
+	if soak {
+		within = 15 * time.Minute
+	}
+	if err := e.wait(e.load, within); err != nil {
 		e.t.Fatalf("engine %s: %v", e.args.Name, err)
 	}
 	r := e.load.Reply.(*Report)
