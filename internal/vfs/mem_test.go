@@ -399,14 +399,17 @@ func TestCrashClone(t *testing.T) {
 	if a, b := fmt.Sprint(tree(t, m.CrashClone(7))), fmt.Sprint(tree(t, m.CrashClone(7))); a != b {
 		t.Error("a seed makes two copies that differ")
 	}
+	for seed := range uint64(50) {
+		c := m.CrashClone(seed)
+		copied := fmt.Sprint(tree(t, c))
+		if err := errors.Join(WriteAll(over, [][]byte{fill(byte(seed), 3*pageSize)}, 0), WriteAll(synced, [][]byte{fill(byte(seed), 5000)}, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(tree(t, c)) != copied {
+			t.Fatalf("seed %d: a write to the tree changes its copy", seed)
+		}
+	}
 	c := m.CrashClone(7)
-	copied := fmt.Sprint(tree(t, c))
-	if err := errors.Join(WriteAll(over, [][]byte{fill('x', 3*pageSize)}, 0), WriteAll(synced, [][]byte{fill('x', 5000)}, 0)); err != nil {
-		t.Fatal(err)
-	}
-	if fmt.Sprint(tree(t, c)) != copied {
-		t.Error("a write to the tree changes its copy")
-	}
 	original := fmt.Sprint(tree(t, m))
 	for path := range tree(t, c) {
 		create(t, c, path, fill('y', 6000))
