@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
@@ -158,6 +160,34 @@ func TestClockSetBack(t *testing.T) {
 	readable(t, tr, ns, append(items, w...))
 	if s := tr.Stats(); s.Evicted != 0 {
 		t.Errorf("%+v", s)
+	}
+	wantExact(t, tr)
+}
+
+// A file system takes O_DIRECT at open and refuses the write. The probe writes,
+// so the tier is buffered from the start, says so, and no store fails (B108,
+// B110).
+func TestDirectIOThatFailsAtTheWrite(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	var probed atomic.Bool
+	var direct atomic.Int64
+	tr := openClosing(t, quiet(opts(t, t.TempDir(), func(c vfs.Call) vfs.Fault {
+		switch {
+		case c.Op == vfs.OpOpen && c.Flags&unix.O_DIRECT != 0:
+			direct.Add(1)
+		case c.Op == vfs.OpWrite && strings.HasSuffix(c.Name, probeSuffix) && !probed.Swap(true):
+			return vfs.Fault{Err: unix.EINVAL}
+		}
+		return vfs.Fault{}
+	})))
+	if m := tr.Stats().Mode; !strings.HasPrefix(m, "buffered") {
+		t.Errorf("the mode is %q", m)
+	}
+	items := blocks(t, ns, 0, 5, 0)
+	write(t, tr, ns, items)
+	readable(t, tr, ns, items)
+	if n := direct.Load(); n > 1 {
+		t.Errorf("%d files were opened for direct I/O after it had failed", n-1)
 	}
 	wantExact(t, tr)
 }
