@@ -161,6 +161,9 @@ func (c *crash) run() error {
 // open opens the tier on the file system whose power will be cut.
 func (c *crash) open() error {
 	c.o.FS = &vfs.Faulty{FS: c.mem, Hook: func(call vfs.Call) vfs.Fault {
+		if call.Op == vfs.OpSpace { // Open asks while the scan runs, and nothing changes
+			return vfs.Fault{}
+		}
 		if c.calls--; c.calls == 0 {
 			c.note("power is cut before %s %s", call.Op, call.Name)
 			c.cut()
