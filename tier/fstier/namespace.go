@@ -354,14 +354,18 @@ func (t *Tier) KeepName(ctx context.Context, name string, ns *block.Namespace) e
 	defer t.namespaceMu.Unlock()
 	t.mu.Lock()
 	other := t.namedLocked(name)
+	differ := ""
+	if other != nil && other.spec != nil {
+		differ = ", which differs in " + strings.Join(block.Diff(other.spec.Spec(), ns.Spec()), ", ")
+	}
 	t.mu.Unlock()
 	if other != nil && other.fp == ns.Fingerprint() {
 		return nil
 	}
 	if other != nil {
 		return &tier.Error{Op: opKeepName, Tier: t.o.Name, Class: tier.ClassPermanent, Cause: tier.CauseNamespace,
-			Err:  fmt.Errorf("%w: the name %q is kept for namespace %s", tier.ErrNamespaceMismatch, name, other.fp),
-			Hint: fmt.Sprintf("to give it free, remove %s and restart the node", t.path(other.dir, nameName))}
+			Err:  fmt.Errorf("%w: the name %q is kept for namespace %s%s", tier.ErrNamespaceMismatch, name, other.fp, differ),
+			Hint: fmt.Sprintf("mend the engine's settings or give it another name; to give the name free, remove %s and restart the node", t.path(other.dir, nameName))}
 	}
 	n, err := t.storeNamespaceLocked(ctx, ns)
 	if err != nil {
