@@ -64,6 +64,7 @@ type TierResult struct {
 	ReadBytes  int64  `json:"read_bytes"`
 	WriteBytes int64  `json:"write_bytes"`
 	Failures   int64  `json:"failures"`
+	Dropped    int64  `json:"dropped"`    // stored blocks that were never written to it
 	Blocks     int64  `json:"blocks"`     // at the end
 	UsedBytes  int64  `json:"used_bytes"` // at the end
 }
@@ -140,9 +141,9 @@ func (r *Result) writeTable(w io.Writer) error {
 	if len(r.Tiers) > 0 {
 		b.WriteByte('\n')
 		section(func(row func(...string)) {
-			row("tier", "hits", "read", "written", "failures", "blocks now", "bytes now")
+			row("tier", "hits", "read", "written", "failures", "dropped", "blocks now", "bytes now")
 			for _, t := range r.Tiers {
-				row(t.Name, commas(t.Hits), humanBytes(t.ReadBytes), humanBytes(t.WriteBytes), commas(t.Failures), commas(t.Blocks), humanBytes(t.UsedBytes))
+				row(t.Name, commas(t.Hits), humanBytes(t.ReadBytes), humanBytes(t.WriteBytes), commas(t.Failures), commas(t.Dropped), commas(t.Blocks), humanBytes(t.UsedBytes))
 			}
 		})
 	}

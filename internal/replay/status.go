@@ -44,6 +44,9 @@ func (res *Result) fillTiers(before, after *node.Status) {
 		for cause, n := range t.Failures {
 			r.Failures += n - b.Failures[cause]
 		}
+		for cause, n := range t.Dropped {
+			r.Dropped += n - b.Dropped[cause]
+		}
 		promoted, read, written = promoted+r.Hits, read+r.ReadBytes, written+r.WriteBytes
 		res.Tiers = append(res.Tiers, r)
 	}
