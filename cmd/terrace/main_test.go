@@ -341,6 +341,20 @@ func TestStatusOfAStoppedNode(t *testing.T) {
 		_ = p.Process.Signal(syscall.SIGTERM)
 		p.ends(t)
 	}()
+	stopped := func() bool { // each of its threads is
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.Process.Pid))
+		for _, task := range tasks {
+			if b, err := os.ReadFile(task); err == nil && !strings.Contains(string(b), ") T ") {
+				return false
+			}
+		}
+		return true
+	}
+	for end := time.Now().Add(5 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the node does not stop")
+		}
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) // less than the command waits
 	defer cancel()
 	_, _, err := fetchStatus(ctx, adminOf(t, block))
