@@ -1,12 +1,13 @@
 .DEFAULT_GOAL := help
 STEPS := build vet format test race invariants lint fuzz
 
-.PHONY: help check golden clean $(STEPS)
+.PHONY: help check golden soak clean $(STEPS)
 
 help:
 	@echo 'make check     all that CI runs'
 	@echo 'make STEP      one step of it: $(STEPS)'
 	@echo 'make golden    write the golden files of tests anew; look at the diff'
+	@echo 'make soak      long runs with real processes and every fault of the sweeps: about half an hour'
 	@echo 'make clean     remove built tools'
 
 check:
@@ -18,6 +19,10 @@ $(STEPS):
 golden:
 	@for pkg in $$(git grep -lE 'flag.Bool\("rewrite"' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
 		go test ./$$pkg -rewrite || exit 1; done
+
+soak:
+	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v ./test/e2e ./test/sweep
+	go test -count=1 -timeout 30m ./internal/core -run TestModel -core.long 10m
 
 clean:
 	rm -rf tools/bin
