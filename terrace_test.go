@@ -182,3 +182,30 @@ func TestNameSurvivesARestart(t *testing.T) {
 		cancel()
 	}
 }
+
+// What is called after a finish has one answer, whether or not a store of the
+// request is still pending.
+func TestCallsAfterFinishHaveOneAnswer(t *testing.T) {
+	_, c := open(t, 64, nil)
+	for _, pending := range []bool{false, true} {
+		r, err := c.NewRequest(t.Context(), "a", client.NoLimits())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var g []client.Grant
+		if pending {
+			if g, err = r.Reserve(t.Context(), 0, 0, keys(1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.Finish(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Finish(t.Context()); !errors.Is(err, client.ErrNoRequest) || errors.Is(err, client.ErrFinished) != pending {
+			t.Errorf("second finish, pending %v: %v", pending, err)
+		}
+		if _, err := r.Abort(t.Context(), g); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -502,7 +502,14 @@ func (n *Node) reaper() {
 
 func (n *Node) populator() {
 	begin := time.Now()
-	if err := n.arena.Populate(n.ctx, 0, nil); err != nil {
+	told := begin
+	tell := func(done, total int64) {
+		if time.Since(told) >= 5*time.Second {
+			told = time.Now()
+			n.log.Info("primary: populating memory", "done_bytes", done, "total_bytes", total)
+		}
+	}
+	if err := n.arena.Populate(n.ctx, 0, tell); err != nil {
 		if n.ctx.Err() == nil {
 			n.log.Warn("primary: memory is touched on first use instead of ahead", "err", err)
 		}

@@ -59,9 +59,9 @@ var codes = []struct {
 }{
 	{CodeInvalid, "invalid", core.ErrInvalid},
 	{CodeNoSession, "no_session", core.ErrNoSession},
+	{CodeFinished, "finished", core.ErrFinished},
 	{CodeNoRequest, "no_request", core.ErrNoRequest},
 	{CodeConflict, "conflict", core.ErrConflict},
-	{CodeFinished, "finished", core.ErrFinished},
 	{CodeDraining, "draining", core.ErrDraining},
 	{CodeNoRoom, "no_room", core.ErrNoRoom},
 	{CodeTooLarge, "too_large", core.ErrTooLarge},
