@@ -33,13 +33,14 @@ var allowed = map[string]string{
 	"internal/content":           "block",
 	"internal/core/policy":       "",
 	"internal/vfs":               "",
+	"internal/blockhead":         "block",
 	"internal/core":              "block tier internal/keymap internal/core/policy",
 	"internal/arena":             "block tier",
 	"internal/wire":              "block tier internal/core",
 	"internal/transfer":          "block tier",
 	"tier/tiertest":              "block tier internal/content",
 	"tier/memtier":               "block tier internal/content",
-	"tier/fstier":                "block tier internal/vfs internal/keymap",
+	"tier/fstier":                "block tier internal/vfs internal/keymap internal/blockhead",
 	"client":                     "block tier internal/arena internal/core internal/wire",
 	"internal/node":              "block tier internal/core internal/core/policy internal/arena internal/transfer",
 	"internal/engine":            "block tier internal/core internal/arena internal/wire",
@@ -81,7 +82,7 @@ var goIn = map[string]string{
 }
 
 // pure packages do no I/O, read no clock, start nothing and take no lock.
-var pure = []string{"block", "internal/core", "internal/core/policy", "internal/keymap"}
+var pure = []string{"block", "internal/blockhead", "internal/core", "internal/core/policy", "internal/keymap"}
 
 type pkg struct {
 	ImportPath                         string

@@ -246,7 +246,7 @@ func TestTampering(t *testing.T) {
 		{name: "newer version", do: func(p, _ string) error {
 			return rewrite(p, func(b []byte) []byte {
 				b[9] = 2
-				binary.BigEndian.PutUint64(b[headerSumAt:], crc64nvme.Checksum(b[:headerSumAt]))
+				binary.BigEndian.PutUint64(b[headerSize-8:], crc64nvme.Checksum(b[:headerSize-8]))
 				return b
 			})
 		}, class: tier.ClassPermanent, cause: tier.CauseForeign},

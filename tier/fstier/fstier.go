@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/blockhead"
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -284,7 +285,7 @@ func (t *Tier) probe() {
 		for i := range data {
 			data[i] = byte(i) ^ t.writer[0]
 		}
-		(&header{length: headerSize}).encode(hdr)
+		(&blockhead.Header{Length: headerSize}).Encode(hdr)
 		f, err := t.fs.Open(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|flag, 0o600)
 		if err != nil {
 			return 0, err

@@ -7,6 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// A block file is a header of headerSize bytes (see blockhead), the block, and
+// zeros up to the next multiple of headerSize.
+const headerSize = 4096
+
+// fileSize is the length of a block's file.
+func fileSize(length int) int64 { return headerSize + padded(length) }
+
+func padded(length int) int64 { return (int64(length) + headerSize - 1) &^ (headerSize - 1) }
+
 // headerPool gives out buffers of headerSize bytes that are aligned for direct
 // I/O, which Go's allocator does not promise. It grows by poolPages at a time
 // and holds as many as were ever in use at once.

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/blockhead"
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -69,18 +70,18 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item, hdr
 	if err != nil {
 		return t.readFailed(n, it, err)
 	}
-	var head header
+	var head blockhead.Header
 	cause := tier.CauseHeader
 	if short {
 		cause, err = tier.CauseShort, fmt.Errorf("file has less than the %d bytes of a block of %d", fileSize(length), length)
-	} else if err = head.decode(hdr); err == nil {
-		err = head.check(ns.Fingerprint(), it.Key, length)
+	} else if err = head.Decode(hdr); err == nil {
+		err = head.Check(ns.Fingerprint(), it.Key, length)
 	}
 	if err != nil {
 		return t.broken(op, n, it.Key, length, cause, err)
 	}
 	clear(it.Buf[length:padded(length)])
-	it.Sum = head.sum
+	it.Sum = head.Sum
 	if p == tier.Unknown {
 		_, _ = t.adopt(n, it.Key, length) // the scan will, if this cannot
 	}
@@ -156,7 +157,7 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 		return e
 	}
 	e := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassCorrupt, Cause: cause, Err: why}
-	if errors.Is(why, errHeaderVersion) {
+	if errors.Is(why, blockhead.ErrVersion) {
 		// Not ours to judge: another version may want it. It is left in place
 		// and not offered again in this run.
 		e.Class, e.Cause = tier.ClassPermanent, tier.CauseForeign
@@ -196,7 +197,7 @@ func (t *Tier) validLocked(n *namespace, key block.Key, length int) (bytes int64
 	if err != nil {
 		return 0, false, err
 	}
-	var head header
-	ok = got == headerSize && head.decode(hdr) == nil && head.check(n.fp, key, length) == nil
+	var head blockhead.Header
+	ok = got == headerSize && head.Decode(hdr) == nil && head.Check(n.fp, key, length) == nil
 	return st.Bytes, ok, nil
 }

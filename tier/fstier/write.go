@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/blockhead"
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -46,7 +47,7 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 	if there, err := t.present(n, it.Key, len(it.Buf)); there || err != nil {
 		return err
 	}
-	(&header{fp: n.fp, key: it.Key, length: int64(len(it.Buf)), sum: it.Sum, writer: t.writer}).encode(hdr)
+	(&blockhead.Header{NS: n.fp, Key: it.Key, Length: int64(len(it.Buf)), Sum: it.Sum, Writer: t.writer}).Encode(hdr)
 	store := func(full error) error { return t.store(ctx, n, it, named, hdr, full) }
 	err := t.inSpace(store)
 	if errors.Is(err, unix.ENOENT) {
