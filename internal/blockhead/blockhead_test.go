@@ -119,4 +119,3 @@ func FuzzHeader(f *testing.F) {
 		}
 	})
 }
-

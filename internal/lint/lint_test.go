@@ -34,6 +34,8 @@ var allowed = map[string]string{
 	"internal/core/policy":       "",
 	"internal/vfs":               "",
 	"internal/blockhead":         "block",
+	"internal/s3":                "",
+	"internal/s3/s3test":         "internal/s3",
 	"internal/core":              "block tier internal/keymap internal/core/policy",
 	"internal/arena":             "block tier",
 	"internal/wire":              "block tier internal/core",
@@ -41,6 +43,7 @@ var allowed = map[string]string{
 	"tier/tiertest":              "block tier internal/content",
 	"tier/memtier":               "block tier internal/content",
 	"tier/fstier":                "block tier internal/vfs internal/keymap internal/blockhead",
+	"tier/objtier":               "block tier internal/blockhead internal/keymap internal/lifecycle internal/s3",
 	"client":                     "block tier internal/arena internal/core internal/wire",
 	"internal/node":              "block tier internal/core internal/core/policy internal/arena internal/transfer",
 	"internal/engine":            "block tier internal/core internal/arena internal/wire",
@@ -61,8 +64,8 @@ var anyone = []string{"internal/invariants", "internal/lifecycle", "internal/met
 
 // concrete tiers, and what only tests may use.
 var (
-	concrete  = []string{"tier/fstier"}
-	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest"}
+	concrete  = []string{"tier/fstier", "tier/objtier"}
+	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test"}
 )
 
 // unsafeIn lists who may import unsafe or C, and why.
