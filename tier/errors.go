@@ -57,11 +57,15 @@ const (
 	CauseUnavailable       // the lane or tier is down
 	CauseNamespace         // what is stored of one namespace is damaged or contradicts the engine's; others are served
 	CauseForeign           // something that is no block file of this version is in one block's place; others are served
+	CauseThrottled         // the store asks for fewer requests
+	CauseNetwork           // refused, reset, no such host, a broken answer
+	CauseCredentials       // none, unknown, expired, a wrong secret
+	CauseConfig            // the store has no such bucket, or it is elsewhere
 	causeCount
 )
 
 var causeNames = [causeCount]string{"other", "no_space", "capacity", "free_floor", "permission", "read_only", "io",
-	"descriptors", "short", "header", "checksum", "source", "timeout", "scanning", "unavailable", "namespace", "foreign"}
+	"descriptors", "short", "header", "checksum", "source", "timeout", "scanning", "unavailable", "namespace", "foreign", "throttled", "network", "credentials", "config"}
 
 func (c Cause) String() string {
 	if c < causeCount {
@@ -88,6 +92,10 @@ type Error struct {
 	Cause Cause
 	Err   error
 	Hint  string // what an operator can do; may be empty
+
+	// Down says that every other call would fail in the same way, such as for
+	// want of a permission: the lane stops asking at once, not after some.
+	Down bool
 }
 
 func (e *Error) Error() string {

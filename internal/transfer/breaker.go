@@ -48,8 +48,8 @@ func (b *breaker) brown(t tally) bool {
 }
 
 // record takes the outcome of a call that began in epoch and returns the state
-// that follows.
-func (b *breaker) record(now time.Time, epoch uint64, bad bool, took time.Duration) State {
+// that follows. One that is down is as bad as many.
+func (b *breaker) record(now time.Time, epoch uint64, bad, down bool, took time.Duration) State {
 	if epoch != b.epoch {
 		return b.state
 	}
@@ -77,7 +77,7 @@ func (b *breaker) record(now time.Time, epoch uint64, bad bool, took time.Durati
 		}
 		enough := t.calls >= b.opt.MinCalls
 		switch {
-		case b.streak >= b.opt.MinCalls, enough && float64(t.bad) >= b.opt.OpenShare*float64(t.calls):
+		case down, b.streak >= b.opt.MinCalls, enough && float64(t.bad) >= b.opt.OpenShare*float64(t.calls):
 			return StateOpen
 		case enough && b.brown(t):
 			return StateBrownOut

@@ -259,7 +259,7 @@ func (l *Lane) overdueLocked(ch *chunk, now time.Time) {
 	q.inflight -= ch.bytes
 	q.late += ch.bytes
 	l.work[q.pool()].Signal() // it no longer counts against the limits
-	l.setStateLocked(q.br, q.br.record(now, ch.epoch, true, now.Sub(ch.began)), now)
+	l.setStateLocked(q.br, q.br.record(now, ch.epoch, true, false, now.Sub(ch.began)), now)
 }
 
 // hungLocked says whether a direction cannot work: all places of it hang, or

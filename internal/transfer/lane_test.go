@@ -1204,6 +1204,22 @@ func TestBrownOutByLatency(t *testing.T) {
 	})
 }
 
+// An error that is everybody's, such as a missing permission, opens at once.
+func TestDownOpensAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTier{write: func(_ context.Context, items []tier.Item) {
+			items[0].Err = &tier.Error{Op: "write", Tier: "x", Class: tier.ClassPermanent, Cause: tier.CausePermission, Err: errors.New("no"), Down: true}
+		}}
+		l, r := newTestLane(t, f, Options{Breaker: BreakerOptions{MinCalls: 50}})
+		defer mustClose(t, l)
+		must(t, l.Submit(newJob(1, Write, 1, time.Hour)))
+		synctest.Wait()
+		if l.State(Write) != StateOpen || !slices.Equal(r.health, []string{"write open"}) {
+			t.Errorf("write %v, told %v", l.State(Write), r.health)
+		}
+	})
+}
+
 // A trial that hangs fails at its deadline, and its late outcome says nothing
 // about a later state.
 func TestHungTrial(t *testing.T) {

@@ -318,6 +318,12 @@ func against(err error) bool {
 	return !errors.Is(err, tier.ErrNamespaceMismatch)
 }
 
+// isDown says whether an error is everybody's.
+func isDown(err error) bool {
+	var te *tier.Error
+	return errors.As(err, &te) && te.Down && against(err)
+}
+
 // finishLocked takes a call that is over back: health, results, retries.
 func (l *Lane) finishLocked(ch *chunk) {
 	j := ch.job
@@ -331,7 +337,7 @@ func (l *Lane) finishLocked(ch *chunk) {
 		q.inflight -= ch.bytes
 	}
 	cancelled := j.cancelled || l.stopped
-	bad, telling := false, false
+	bad, down, telling := false, false, false
 	for k := range ch.items {
 		err := ch.items[k].Err
 		if err == nil { // tier.ClassOf allocates
@@ -343,7 +349,7 @@ func (l *Lane) finishLocked(ch *chunk) {
 			ch.items[k].Err, class = ErrCancelled, tier.ClassCancelled
 		}
 		if class != tier.ClassCancelled {
-			bad = bad || against(err)
+			bad, down = bad || against(err), down || isDown(err)
 			telling = true
 		}
 	}
@@ -358,7 +364,7 @@ func (l *Lane) finishLocked(ch *chunk) {
 		}
 		// What ended by cancelling says nothing; what was overdue was counted then.
 		if telling && !ch.overdue {
-			l.setStateLocked(q.br, q.br.record(now, ch.epoch, bad, ch.took), now)
+			l.setStateLocked(q.br, q.br.record(now, ch.epoch, bad, down, ch.took), now)
 		}
 	}
 
