@@ -444,3 +444,38 @@ func TestCheckInvariants(t *testing.T) {
 		tr.mu.Unlock()
 	}
 }
+
+// TestVerifyChangingFile: a file that is written over while it is read, as an
+// evicted one is, is looked at again.
+func TestVerifyChangingFile(t *testing.T) {
+	root, _, paths := filled(t, 0)
+	good, err := os.ReadFile(paths[3])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range map[string]struct {
+		changes  int
+		good     int
+		vanished int64
+	}{"once": {1, len(paths), 0}, "always": {100, len(paths) - 1, 1}} {
+		under, err := vfs.OpenRoot(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := x.changes
+		r, found := verify(t, VerifyOptions{Root: root, Workers: 1, FS: &vfs.Faulty{FS: under, Hook: func(c vfs.Call) vfs.Fault {
+			if c.Op == vfs.OpRead && filepath.Join(root, c.Name) == paths[3] && left > 0 {
+				left--
+				moved := filepath.Join(t.TempDir(), "moved") // so that the number of its inode is not used again
+				if err := errors.Join(os.Rename(paths[3], moved), os.WriteFile(paths[3], good, 0o600)); err != nil {
+					t.Error(err)
+				}
+				overwrite(t, moved, headerSize, 0xA5, 0x5A)
+			}
+			return vfs.Fault{}
+		}}})
+		if len(found) > 0 || r.Good != int64(x.good) || r.Vanished != x.vanished {
+			t.Errorf("%s: %+v, %+v", name, r, found)
+		}
+	}
+}
