@@ -34,10 +34,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeNode struct {
 	status atomic.Pointer[node.Status]
 	pins   []node.Pin
+	verify func(time.Duration) node.VerifyReport
 }
 
 func (f *fakeNode) Status() node.Status       { return *f.status.Load() }
 func (f *fakeNode) Pins(limit int) []node.Pin { return f.pins[:min(limit, len(f.pins))] }
+
+func (f *fakeNode) Verify(pause time.Duration) node.VerifyReport { return f.verify(pause) }
 
 func fake(st node.Status) *fakeNode {
 	f := &fakeNode{}
@@ -141,6 +144,62 @@ func TestStatusAndPins(t *testing.T) {
 	n.pins = nil
 	if _, body := get(t, s, "/v1/pins"); !strings.Contains(body, `"pins": []`) {
 		t.Errorf("no pins: %s", body)
+	}
+}
+
+// TestVerify: one check at a time, only when asked by POST, and with a bound.
+func TestVerify(t *testing.T) {
+	n := fake(node.Status{State: "ready"})
+	began, goOn := make(chan time.Duration), make(chan struct{})
+	n.verify = func(pause time.Duration) node.VerifyReport {
+		began <- pause
+		<-goOn
+		return node.VerifyReport{Problems: []string{"capacity: for the test"}}
+	}
+	s := open(t, nil)
+	url := s.URL() + "/v1/verify"
+	if code, body := do(t, "POST", url, ""); code != 503 || !strings.Contains(body, "opening") {
+		t.Errorf("before Attach: %d %s", code, body)
+	}
+	s.Attach(n)
+	if code, _ := get(t, s, "/v1/verify"); code != http.StatusMethodNotAllowed {
+		t.Errorf("GET: %d", code)
+	}
+	for _, pause := range []string{"0s", "-1s", "2m", "x"} {
+		if code, body := do(t, "POST", url+"?pause="+pause, ""); code != 400 || !strings.Contains(body, pause) {
+			t.Errorf("pause %s: %d %s", pause, code, body)
+		}
+	}
+	req, err := http.NewRequestWithContext(t.Context(), "POST", url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Origin", "http://example.org")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusForbidden {
+		t.Errorf("from a web page: %s", resp.Status)
+	}
+
+	for query, want := range map[string]time.Duration{"": time.Second, "?pause=20s": 20 * time.Second} {
+		over := make(chan string)
+		go func() {
+			code, body := do(t, "POST", url+query, "")
+			over <- fmt.Sprint(code, body)
+		}()
+		if got := <-began; got != want {
+			t.Errorf("%q: pause %v, want %v", query, got, want)
+		}
+		if code, body := do(t, "POST", url, ""); code != http.StatusConflict {
+			t.Errorf("a second one: %d %s", code, body)
+		}
+		goOn <- struct{}{}
+		if answer := <-over; !strings.HasPrefix(answer, "200") || !strings.Contains(answer, `"ok": false`) || !strings.Contains(answer, "capacity: for the test") {
+			t.Errorf("the answer: %s", answer)
+		}
 	}
 }
 

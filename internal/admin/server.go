@@ -31,6 +31,8 @@ const (
 	connectionsMax = 64
 	pinsDefault    = 1000
 	pinsMax        = 10000
+	pauseDefault   = time.Second
+	pauseMax       = time.Minute
 )
 
 // Node is what the server needs of the node. Its methods may be called at any
@@ -38,6 +40,7 @@ const (
 type Node interface {
 	Status() node.Status
 	Pins(limit int) []node.Pin // the oldest first, at most limit of them
+	Verify(pauseMax time.Duration) node.VerifyReport
 }
 
 // Options of a server.
@@ -53,6 +56,7 @@ type Server struct {
 	listener net.Listener
 	node     atomic.Pointer[Node]
 	wg       sync.WaitGroup
+	checking sync.Mutex // held by the one check that may run
 }
 
 // Open listens and serves. An address that is taken is an error that names the
@@ -108,12 +112,13 @@ func (s *Server) routes(o Options) *http.ServeMux {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "terrace\n\n/healthz\n/readyz\n/v1/status\n/v1/pins\n/metrics\n/debug/pprof/\n")
+		fmt.Fprint(w, "terrace\n\n/healthz\n/readyz\n/v1/status\n/v1/pins\n/v1/verify (POST)\n/metrics\n/debug/pprof/\n")
 	})
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.status()) })
 	mux.HandleFunc("GET /v1/pins", s.pins)
+	mux.HandleFunc("POST /v1/verify", s.verify)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4, ErrorLog: slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn)}))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -170,6 +175,36 @@ func (s *Server) pins(w http.ResponseWriter, r *http.Request) {
 		Pins []node.Pin `json:"pins"`
 		More bool       `json:"more"` // there are others, beyond the limit
 	}{pins[:min(limit, len(pins))], more})
+}
+
+// verify has the node check itself, which holds up its calls. So nobody gets it
+// by following a link, and a page elsewhere cannot make a browser ask for it:
+// browsers say with each POST where it comes from.
+func (s *Server) verify(w http.ResponseWriter, r *http.Request) {
+	refuse := func(code int, format string, args ...any) {
+		reply(w, code, map[string]string{"error": fmt.Sprintf(format, args...)})
+	}
+	pause := pauseDefault
+	if text := r.URL.Query().Get("pause"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 || d > pauseMax {
+			refuse(http.StatusBadRequest, "pause is %q; write a time up to %s, such as %s", text, pauseMax, pauseDefault)
+			return
+		}
+		pause = d
+	}
+	n := s.node.Load()
+	switch {
+	case r.Header.Get("Origin") != "":
+		refuse(http.StatusForbidden, "this is not for web pages")
+	case n == nil:
+		refuse(http.StatusServiceUnavailable, "the node is opening")
+	case !s.checking.TryLock():
+		refuse(http.StatusConflict, "another check is under way; ask again when it is over")
+	default:
+		defer s.checking.Unlock()
+		reply(w, http.StatusOK, (*n).Verify(pause))
+	}
 }
 
 func reply(w http.ResponseWriter, code int, body any) {

@@ -41,11 +41,7 @@ func (n *Node) Status() Status {
 	if !s.Ready {
 		s.Missing = append(s.Missing, "node is "+s.State)
 	}
-	s.Primary = PrimaryStatus{
-		CapacityBytes: c.Capacity, PopulatedBytes: n.arena.Populated(), FreeBytes: c.Free, EvictableBytes: c.Evictable,
-		PinnedBytes: c.Pinned, FillingBytes: c.Filling, QuarantinedBytes: c.Quarantined, RemainderBytes: c.Remainder,
-		Blocks: c.Blocks, Evicted: c.Evicted, ExtentsTaken: c.ExtentsTaken, Hits: c.PrimaryHits,
-	}
+	s.Primary = n.primaryStatus(&c)
 	s.Tables = TableStatus{Sessions: c.Sessions, Requests: c.Requests + c.Handovers, Pins: c.Pins, Reservations: c.Reservations,
 		Jobs: c.Jobs, Waits: c.Waits, Quarantined: c.QuietSlots}
 	s.Lookups = LookupStatus{Calls: c.Lookups, Verdicts: map[string]int64{},
@@ -79,6 +75,14 @@ func (n *Node) Status() Status {
 		s.Tiers = append(s.Tiers, ts)
 	}
 	return s
+}
+
+func (n *Node) primaryStatus(c *core.Stats) PrimaryStatus {
+	return PrimaryStatus{
+		CapacityBytes: c.Capacity, PopulatedBytes: n.arena.Populated(), FreeBytes: c.Free, EvictableBytes: c.Evictable,
+		PinnedBytes: c.Pinned, FillingBytes: c.Filling, QuarantinedBytes: c.Quarantined, RemainderBytes: c.Remainder,
+		Blocks: c.Blocks, Evicted: c.Evicted, ExtentsTaken: c.ExtentsTaken, Hits: c.PrimaryHits,
+	}
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
