@@ -13,9 +13,9 @@
 //
 //	always                every op
 //	reads, writes         what leaves things as they are, and the rest
-//	seam(NAME)            one of file, tier, conn
+//	seam(NAME)            one of file, tier, conn, http
 //	op(KIND, …)           what the seam calls its calls: open, read, link, …
-//	key("GLOB")           path, block key or connection; * stands for anything, / included, ? for one character
+//	key("GLOB")           path, block key, connection or URL's path and query; * stands for anything, / included, ? for one character
 //	off(FROM, TO)         offset in a file or stream, FROM included
 //	index(N)              the N-th op that this predicate is asked about, from 0
 //	once(P), times(N, P)  the first, or first N, ops for which P holds
@@ -41,10 +41,34 @@
 //	flip         one bit is wrong
 //	disconnect   ENODEV                    a retryable error          closed, ECONNRESET
 //
+// At the seam http a call is one request; kinds are methods in lower case.
+// Bytes are those of the request's body, or of the answer's if it has none.
+//
+//	error(E)         the request is not sent and fails with E
+//	late(E)          it is sent and answered, and fails with E all the same
+//	delay(D)         it begins later
+//	hang             it begins when Set.Release is called
+//	disconnect       it is not sent and fails with ECONNRESET
+//	short(N)         a read of the answer's body gives N bytes at most
+//	torn(N)          N bytes pass, then disconnect
+//	flip             one bit is wrong
+//	status(N, CODE)  it is not sent, and answered with that status and an error
+//	                 document; CODE may be left out
+//	length(N)        the answer says that it has N bytes, and gives no more
+//	stall(N)         N bytes of the answer's body pass, the others when
+//	                 Set.Release is called
+//	linger           its body is read on, slowly, after it has failed, and closed
+//	                 when Set.Release is called; it fails with its context, or at
+//	                 once with error(E)
+//
+// Waits of this seam end with the request's context, as those of a transport
+// do. The last four actions mean nothing elsewhere.
+//
 // E is an errno by name, or a class and a cause of package tier. Actions of one
 // rule go together: torn(512) error(EIO) is a write that fails after 512 bytes.
 //
-// The adapters are FS, Tier and Conn. The package starts no goroutines; a call
-// that hangs or is delayed does so on its caller's. A Set keeps the last
+// The adapters are FS, Tier, Conn and HTTP. The package starts no goroutines but
+// those of linger, which HTTP's Wait waits for; a call that hangs or is delayed
+// does so on its caller's. A Set keeps the last
 // hitsMax injections, and one number for each key that randomly was asked about.
 package fault

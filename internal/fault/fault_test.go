@@ -29,6 +29,8 @@ var canonical = []string{
 	"disconnect when once(seam(conn))",
 	"torn(512) error(EIO) when times(3, seam(file))",
 	"error(not_found, other) when randomly(0.015625, 18446744073709551615)",
+	"status(503, SlowDown) when seam(http)",
+	"status(500) length(0) stall(100) linger when op(get, put)",
 }
 
 func TestPrintsWhatItParses(t *testing.T) {

@@ -195,11 +195,11 @@ func (p *parser) action() action {
 	start := p.start
 	a := action{name: p.take('w', "an action")}
 	switch a.name {
-	case "hang", "flip", "disconnect":
+	case "hang", "flip", "disconnect", "linger":
 		return a
-	case "error", "late", "delay", "short", "torn":
+	case "error", "late", "delay", "short", "torn", "status", "length", "stall":
 	default:
-		p.failAt(start, "no action %q: there are error, late, delay, hang, short, torn, flip and disconnect", a.name)
+		p.failAt(start, "no action %q: there are error, late, delay, hang, short, torn, flip, disconnect, status, length, stall and linger", a.name)
 	}
 	p.take('(', "(")
 	switch a.name {
@@ -214,8 +214,14 @@ func (p *parser) action() action {
 		a.delay = d
 	case "short":
 		a.n = int(p.int(1, math.MaxInt32))
-	case "torn":
+	case "torn", "length", "stall":
 		a.n = int(p.int(0, math.MaxInt32))
+	case "status":
+		a.n = int(p.int(200, 599))
+		if p.kind == ',' {
+			p.next()
+			a.code = p.take('w', "a code such as SlowDown")
+		}
 	}
 	p.take(')', ")")
 	return a
@@ -272,8 +278,8 @@ func (p *parser) pred() pred {
 	case "seam":
 		start := p.start
 		s := p.take('w', "a seam")
-		if s != SeamFile && s != SeamTier && s != SeamConn {
-			p.failAt(start, "no seam %q: there are file, tier and conn", s)
+		if s != SeamFile && s != SeamTier && s != SeamConn && s != SeamHTTP {
+			p.failAt(start, "no seam %q: there are file, tier, conn and http", s)
 		}
 		out = seam(s)
 	case "op":

@@ -41,6 +41,7 @@ type action struct {
 	cause tier.Cause
 	delay time.Duration
 	n     int
+	code  string // of status
 }
 
 func (a action) String() string {
@@ -52,7 +53,12 @@ func (a action) String() string {
 		return fmt.Sprintf("%s(%s)", a.name, unix.ErrnoName(a.errno))
 	case "delay":
 		return fmt.Sprintf("delay(%s)", a.delay)
-	case "short", "torn":
+	case "status":
+		if a.code != "" {
+			return fmt.Sprintf("status(%d, %s)", a.n, a.code)
+		}
+		fallthrough
+	case "short", "torn", "length", "stall":
 		return fmt.Sprintf("%s(%d)", a.name, a.n)
 	}
 	return a.name
@@ -78,6 +84,14 @@ func (a action) apply(f *Fault, op *Op, released <-chan struct{}) {
 		f.Flip = true
 	case "disconnect":
 		f.Disconnect = true
+	case "status":
+		f.Status, f.Code = a.n, a.code
+	case "length":
+		f.Lie, f.Length = true, int64(a.n)
+	case "stall":
+		f.Stall, f.After = released, a.n
+	case "linger":
+		f.Linger = released
 	}
 }
 

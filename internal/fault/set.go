@@ -17,6 +17,7 @@ const (
 	SeamFile = "file"
 	SeamTier = "tier"
 	SeamConn = "conn"
+	SeamHTTP = "http"
 )
 
 // hitsMax bounds how many injections a Set remembers.
@@ -54,6 +55,15 @@ type Fault struct {
 	Keep       int // bytes that a torn call keeps
 	Flip       bool
 	Disconnect bool
+
+	// Of HTTP alone.
+	Status int             // of the answer, if not 0
+	Code   string          // of its error document
+	Lie    bool            // the answer is said to have Length bytes
+	Length int64           // with Lie
+	Stall  <-chan struct{} // waited for in the answer's body, if not nil
+	After  int             // bytes that pass before, with Stall
+	Linger <-chan struct{} // until then the request's body is read, if not nil
 }
 
 // wait delays and hangs. It says why the delay was cut short, if it was.
