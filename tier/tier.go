@@ -142,7 +142,9 @@ type NameKeeper interface {
 const NameBytesMax = 256
 
 // SetAsider is implemented by a tier that can keep a corrupt copy for
-// inspection. After SetAside the key is absent, whatever the error.
+// inspection. After SetAside the key is absent, whatever the error; only a tier
+// whose bytes come over a network may look again first, and keep a copy that
+// proves right in its place.
 type SetAsider interface {
 	SetAside(ctx context.Context, ns *block.Namespace, key block.Key, why string) error
 }

@@ -39,7 +39,10 @@ func TestMain(m *testing.M) {
 		tierTypes["hang"] = tierType{
 			settings: func() any { return &struct{}{} },
 			open: func(_ context.Context, c *config.Tier, _ *slog.Logger) (tier.Tier, error) {
-				return &hangingTier{missingTier{info: tier.Info{Name: c.Name, Type: c.Type, Medium: tier.MediumStorage, Locality: tier.LocalityLocal}, why: errors.New("none")}}, nil
+				over := make(chan struct{})
+				close(over)
+				return &hangingTier{&lateTier{info: tier.Info{Name: c.Name, Type: c.Type, Medium: tier.MediumStorage, Locality: tier.LocalityLocal},
+					why: errors.New("none"), stop: func() {}, over: over}}, nil
 			},
 		}
 		main()
@@ -48,7 +51,7 @@ func TestMain(m *testing.M) {
 }
 
 // hangingTier has writes that never end, as those of a dead mount.
-type hangingTier struct{ missingTier }
+type hangingTier struct{ *lateTier }
 
 func (*hangingTier) Write(context.Context, *block.Namespace, []tier.Item) { select {} }
 
@@ -106,6 +109,7 @@ func TestCommandLines(t *testing.T) {
 		{"help", 0, nil, []string{"--help"}},
 		{"serve-help", 0, nil, []string{"help", "serve"}},
 		{"serve-help", 0, nil, []string{"serve", "--help"}},
+		{"verify-help", 0, nil, []string{"verify", "--help"}},
 		{"status-help", 0, nil, []string{"status", "--help"}},
 		{"unknown-command", 2, nil, []string{"serv"}},
 		{"unknown-flag", 2, nil, []string{"serve", "--primry", "1GiB"}},

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace"
-	"github.com/terrace-kv/terrace/block"
-	"github.com/terrace-kv/terrace/internal/admin"
 	"github.com/terrace-kv/terrace/internal/config"
 	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/fstier"
@@ -85,7 +83,8 @@ func fsInfo(c *config.Tier) (tier.Info, string) {
 
 // openTiers opens all tiers side by side. One that is not required and cannot
 // be opened is replaced by one that has nothing and says why, so that status
-// and metrics show it. On an error nothing stays open.
+// and metrics show it, and joins as soon as it can. On an error nothing stays
+// open.
 func openTiers(ctx context.Context, c *config.Config, log *slog.Logger) ([]terrace.Tier, error) {
 	out, errs := make([]terrace.Tier, len(c.Tiers)), make([]error, len(c.Tiers))
 	var wg sync.WaitGroup
@@ -102,8 +101,8 @@ func openTiers(ctx context.Context, c *config.Config, log *slog.Logger) ([]terra
 			case t.Required || ctx.Err() != nil:
 				errs[i] = fmt.Errorf("tiers.%d: %w", i, err)
 			default:
-				log.Warn("a tier cannot be opened; the node serves without it until it is started again", "tier", t.Name, "err", err)
-				out[i].Tier = unavailable(t, err)
+				log.Warn("a tier cannot be opened; the node serves without it and goes on trying", "tier", t.Name, "err", err)
+				out[i].Tier = joinLate(t, err, lateBase, log)
 			}
 		})
 	}
@@ -136,60 +135,4 @@ func laneOptions(l *config.Lane) terrace.Lane {
 	o.Breaker.BrownShare, o.Breaker.OpenShare = b.BrownShare, b.OpenShare
 	o.Breaker.OpenBase, o.Breaker.OpenMax = b.OpenBase, b.OpenMax
 	return o
-}
-
-// missingTier stands for a tier that could not be opened: it has nothing, takes
-// nothing, and says why.
-type missingTier struct {
-	info  tier.Info
-	where string
-	why   error
-}
-
-var (
-	_ tier.Tier    = (*missingTier)(nil)
-	_ tier.Knower  = (*missingTier)(nil)
-	_ tier.Statser = (*missingTier)(nil)
-)
-
-func unavailable(c *config.Tier, why error) tier.Tier {
-	m := &missingTier{why: why}
-	m.info, m.where = tierTypes[c.Type].info(c)
-	m.info.Authoritative = true
-	return m
-}
-
-func (m *missingTier) Info() tier.Info { return m.info }
-
-func (m *missingTier) Contains(_ context.Context, _ *block.Namespace, _ []block.Key, found []bool) error {
-	clear(found)
-	return nil
-}
-
-// Known saves the node from asking.
-func (m *missingTier) Known(_ *block.Namespace, _ []block.Key, out []tier.Presence) {
-	for i := range out {
-		out[i] = tier.Absent
-	}
-}
-
-func (m *missingTier) Read(_ context.Context, _ *block.Namespace, items []tier.Item) {
-	for i := range items {
-		items[i].Err = tier.ErrNotFound
-	}
-}
-
-func (m *missingTier) Write(_ context.Context, _ *block.Namespace, items []tier.Item) {
-	for i := range items {
-		items[i].Err = &tier.Error{Op: "write", Tier: m.info.Name, Key: items[i].Key, Class: tier.ClassPermanent, Cause: tier.CauseUnavailable,
-			Err: m.why, Hint: "correct this and start the node again"}
-	}
-}
-
-func (m *missingTier) Delete(context.Context, *block.Namespace, []block.Key) error { return nil }
-
-func (m *missingTier) Close(context.Context) error { return nil }
-
-func (m *missingTier) Stats() tier.Stats {
-	return tier.Stats{Mode: admin.ModeNotOpen, Where: m.where, ScanError: m.why.Error()}
 }
