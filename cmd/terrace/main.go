@@ -81,7 +81,8 @@ behind it, in slower tiers. One node runs beside the engines of a machine.
 
 Exit codes: 0 all well; 1 it did not work; 2 a flag, argument or setting is wrong;
 3 the node stopped, but its drain bound passed or something was left behind;
-130 a signal cut it short: the second for serve, which drains at the first.`,
+130 a signal cut it short: the second for serve, which drains at the first.
+verify exits with 1 if something is wrong, and with 2 if that cannot be told.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          onlyCommands,
@@ -89,6 +90,6 @@ Exit codes: 0 all well; 1 it did not work; 2 a flag, argument or setting is wron
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetHelpCommand(helpCommand())
-	root.AddCommand(serveCommand(e), statusCommand(e), replayCommand(), configCommand(e), versionCommand(e))
+	root.AddCommand(serveCommand(e), statusCommand(e), verifyCommand(e), replayCommand(), configCommand(e), versionCommand(e))
 	return root
 }

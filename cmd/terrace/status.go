@@ -36,16 +36,9 @@ func statusCommand(e env) *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the whole status as one JSON object")
 	cmd.Flags().DurationVar(&watch, "watch", 0, "show it again and again, after this time, until a signal")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := s.load(e)
+		addr, err := s.adminAddr(e)
 		if err != nil {
 			return err
-		}
-		addr, _, err := config.ParseListen(c.Admin.Listen)
-		if err != nil {
-			return err
-		}
-		if strings.HasSuffix(addr, ":0") {
-			return &failure{exitUsage, errors.New("admin.listen has port 0, so nobody knows where the node is: give the address that serve printed with --admin")}
 		}
 		var signals <-chan os.Signal
 		if watch > 0 {
@@ -84,20 +77,13 @@ func fetchStatus(ctx context.Context, addr string) (*terrace.Status, []byte, err
 	if err != nil {
 		return nil, nil, err
 	}
-	// A proxy of the environment is not for a node's own address.
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
+	code, raw, err := fetch(ctx, req, statusTimeout)
 	if err != nil {
-		return nil, nil, noAnswer(ctx, addr, err)
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, statusBytesMax))
-	if err != nil {
-		return nil, nil, noAnswer(ctx, addr, err)
+		return nil, nil, err
 	}
 	var st terrace.Status
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = errors.New(resp.Status)
+	if code != http.StatusOK {
+		err = fmt.Errorf("%d %s", code, http.StatusText(code))
 	}
 	if err == nil {
 		err = json.Unmarshal(raw, &st)
@@ -108,14 +94,47 @@ func fetchStatus(ctx context.Context, addr string) (*terrace.Status, []byte, err
 	return &st, raw, nil
 }
 
+// adminAddr is where the node's admin server is, by the settings.
+func (s *settings) adminAddr(e env) (string, error) {
+	c, err := s.load(e)
+	if err != nil {
+		return "", err
+	}
+	addr, _, err := config.ParseListen(c.Admin.Listen)
+	if err != nil {
+		return "", err
+	}
+	if strings.HasSuffix(addr, ":0") {
+		return "", &failure{exitUsage, errors.New("admin.listen has port 0, so nobody knows where the node is: give the address that serve printed with --admin")}
+	}
+	return addr, nil
+}
+
+// fetch makes a call of a node's admin server. Its error says who does not
+// answer within the time that ctx has.
+func fetch(ctx context.Context, req *http.Request, within time.Duration) (code int, body []byte, err error) {
+	// A proxy of the environment is not for a node's own address.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, nil, noAnswer(ctx, req.URL.Host, within, err)
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, statusBytesMax))
+	if err != nil {
+		return 0, nil, noAnswer(ctx, req.URL.Host, within, err)
+	}
+	return resp.StatusCode, body, nil
+}
+
 // noAnswer tells a node that hangs from one that is not there.
-func noAnswer(ctx context.Context, addr string, err error) error {
+func noAnswer(ctx context.Context, addr string, within time.Duration, err error) error {
 	who := admin.Holder(addr)
 	switch {
 	case ctx.Err() != nil && who != "":
-		return fmt.Errorf("a node is there, but does not answer within %s: %s is held%s; it is stopped, overloaded or stuck: see what that process does, and its log", statusTimeout, addr, who)
+		return fmt.Errorf("a node is there, but does not answer within %s: %s is held%s; it is stopped, overloaded or stuck: see what that process does, and its log", within, addr, who)
 	case ctx.Err() != nil:
-		return fmt.Errorf("%s does not answer within %s: the node there is stopped, overloaded or stuck, or the way to it is; see its log", addr, statusTimeout)
+		return fmt.Errorf("%s does not answer within %s: the node there is stopped, overloaded or stuck, or the way to it is; see its log", addr, within)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("no node answers: %w; start one with 'terrace serve', or give its address with --admin", err)
 	}
