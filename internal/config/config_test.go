@@ -20,6 +20,10 @@ type fsSettings struct {
 	Token    string `yaml:"token" secret:"true" doc:"a secret"`
 }
 
+func (*fsSettings) Aliases() map[string]string {
+	return map[string]string{"root_dir": "root", "store.max.bytes": "capacity"}
+}
+
 func (s *fsSettings) Validate(report Report) {
 	if s.Root == "/" {
 		report("root", "is the root of the file system; write another folder")
@@ -115,6 +119,7 @@ func TestTiers(t *testing.T) {
 		{"environment has the list", "", []string{"TERRACE_TIERS=[{type: disk}]", "TERRACE_TIERS_DISK_CAPACITY=1GiB"}, nil, "disk disk  1GiB"},
 		{"flag over environment", "", []string{"TERRACE_TIERS_0_ROOT=/e"}, []Assignment{{"tiers.fs.root", "/f", "--fs-root"}}, "fs fs /f 10GiB"},
 		{"flag finds the only one of its type", "tiers: [{type: fs, name: a}]", nil, []Assignment{{"tiers.fs.root", "/f", "--fs-root"}}, "fs a /f 10GiB"},
+		{"another system's names", "tiers: [{type: fs, root_dir: /o, store: {max: {bytes: 2GiB}}}]", nil, nil, "fs fs /o 2GiB"},
 		{"flag takes out", "tiers: [{type: disk, name: a}, {type: fs}, {type: disk, name: b, root: /b}]", nil, []Assignment{{"tiers.fs", "none", "--no-fs"}}, "disk a  unbounded; disk b /b unbounded"},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -146,6 +151,8 @@ func TestFaults(t *testing.T) {
 		{name: "nothing near", file: "frobnicate: 1\n", want: []string{`frobnicate (t.yaml:1) is not a setting. Known here: admin,`}},
 		{name: "unknown tier key", file: "tiers:\n- type: fs\n  rot: /x\n",
 			want: []string{`tiers.0.rot (t.yaml:3) is not a setting; did you mean root? Known here: capacity, lane, name,`}},
+		{name: "a name and its alias", file: "tiers:\n- type: fs\n  root: /x\n  root_dir: /y\n", want: []string{`tiers.0.root (t.yaml:4) is given twice, first in line 3`}},
+		{name: "unknown key in another system's mapping", file: "tiers:\n- type: fs\n  store: {mox: 1}\n", want: []string{`tiers.0.mox (t.yaml:3) is not a setting`}},
 		{name: "unknown tier type", file: "tiers:\n- type: ffs\n", want: []string{`tiers.0.type = "ffs" (t.yaml:2) is not a type of tier; did you mean fs? Known types: disk, fs`}},
 		{name: "no tier type", file: "tiers:\n- root: /x\n", want: []string{`tiers.0.type (t.yaml:2) is missing; known types: disk, fs`}},
 		{name: "tiers without value", file: "tiers:\n", want: []string{`tiers (t.yaml:1) is not a list; write one entry a tier as "- type: disk|fs", or [] for none`}},

@@ -253,9 +253,42 @@ func (l *loader) tiers(name string, n *yaml.Node) {
 		}
 		if l.addTier(prefix+"type", typ, src) {
 			t := &l.cfg.Tiers[len(l.cfg.Tiers)-1]
+			if a, ok := t.Settings.(Aliaser); ok {
+				entry = renamed(entry, a.Aliases())
+			}
 			l.mapping(name, prefix, entry, reflect.ValueOf(t).Elem(), reflect.ValueOf(t.Settings).Elem())
 		}
 	}
+}
+
+// renamed is a mapping with the names of another system's file replaced by ours.
+// A name with a dot is one in a mapping of its own.
+func renamed(n *yaml.Node, names map[string]string) *yaml.Node {
+	if n.Kind != yaml.MappingNode {
+		return n
+	}
+	out := *n
+	out.Content = nil
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, val := n.Content[i], deref(n.Content[i+1])
+		inner := map[string]string{}
+		for from, to := range names {
+			if rest, ok := strings.CutPrefix(from, key.Value+"."); ok {
+				inner[rest] = to
+			}
+		}
+		switch to := names[key.Value]; {
+		case len(inner) > 0 && val.Kind == yaml.MappingNode:
+			out.Content = append(out.Content, renamed(val, inner).Content...)
+			continue
+		case to != "":
+			renamed := *key
+			renamed.Value = to
+			key = &renamed
+		}
+		out.Content = append(out.Content, key, n.Content[i+1])
+	}
+	return &out
 }
 
 // addTier appends a tier of the type with its defaults.

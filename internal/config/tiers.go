@@ -24,13 +24,18 @@ type Report func(key, problem string)
 
 type validator interface{ Validate(report Report) }
 
+// Aliaser is implemented by settings that take over another system's file: its
+// keys and what they are called here. A dot leads into a mapping, such as
+// "store_config.bucket".
+type Aliaser interface{ Aliases() map[string]string }
+
 func (t Types) names() []string { return slices.Sorted(maps.Keys(t)) }
 
 // Tier is one entry of tiers. Its settings are written beside the common ones.
 type Tier struct {
 	Type     string `yaml:"type" doc:"kind of tier"`
 	Name     string `yaml:"name" doc:"its name in metrics, logs and status; must be unique; default: the type"`
-	Required bool   `yaml:"required" doc:"refuse to start when the tier cannot be opened; otherwise the node serves without it"`
+	Required bool   `yaml:"required" doc:"refuse to start when the tier cannot be opened; otherwise the node serves without it, and it joins when it can"`
 	Lane     Lane   `yaml:"lane"`
 
 	Settings any // what the type's Settings function returned, filled in

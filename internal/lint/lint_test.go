@@ -56,6 +56,7 @@ var allowed = map[string]string{
 	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin",
 	"cmd/terrace":                "*",
 	"test/e2e":                   "*",
+	"test/sessions":              "*",
 	"test/sweep":                 "*",
 }
 

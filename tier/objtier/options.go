@@ -89,6 +89,10 @@ type Options struct {
 	// the capacity. Default 5 minutes.
 	CapacityEvery time.Duration
 
+	// CapacityAlone says that no other node looks after the capacity, so that a
+	// store without conditional writes will do.
+	CapacityAlone bool
+
 	// Logger gets what an operator should know. Default slog.Default.
 	Logger *slog.Logger
 
