@@ -1,77 +1,166 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/terrace-kv/terrace/block"
+	nodes "github.com/terrace-kv/terrace/internal/node"
+	"github.com/terrace-kv/terrace/tier/fstier"
 )
 
-// TestNodeKilled: a node is killed in the middle of a load, again and again,
-// and started in the same place. Each time every store that a flush has acknowledged is found
-// and right, nothing half-done is visible, nothing of the dead node is left,
-// and the count of bytes is exact.
+// perRoot is how many kills one root has to stand.
+const perRoot = 20
+
+// TestNodeKilled: a node is killed in the middle of its engines' load, again
+// and again, and started in the same place. Each time, before the next start,
+// all that is in the root is right; and after it every store that a flush has
+// acknowledged is found and right unless it was evicted, nothing half-done is
+// visible, nothing of the dead node is left, and the count of bytes is exact.
+//
+// Roots change between one with room for everything and one in which each store
+// evicts, where a kill comes between an evicted block's two lives.
 func TestNodeKilled(t *testing.T) {
 	t.Parallel()
-	at := place(t)
 	rng := random(t)
-	rounds := often(4, 40)
-	acked := map[string][]int{} // blocks that must be there, by name
-	total := 0
+	total := kills{}
+	for left, tight := often(5, 200), false; left > 0 && !t.Failed(); tight = !tight {
+		rounds := min(left, often(3, perRoot))
+		total.add(killAgain(t, rng, rounds, tight))
+		left -= rounds
+	}
+	t.Logf("%d kills: %d blocks were acknowledged and looked for, %d of them had been evicted; %d blocks were verified without a node, and %d files of dead writers were removed",
+		total.kills, total.acked, total.evicted, total.verified, total.temporary)
+}
+
+// kills counts what TestNodeKilled has seen.
+type kills struct{ kills, acked, evicted, verified, temporary int }
+
+func (k *kills) add(o kills) {
+	k.kills += o.kills
+	k.acked += o.acked
+	k.evicted += o.evicted
+	k.verified += o.verified
+	k.temporary += o.temporary
+}
+
+const tightCapacity = 32 << 20
+
+// killAgain kills one node after the other in one root.
+func killAgain(t *testing.T, rng *rand.Rand, rounds int, tight bool) (seen kills) {
+	at := place(t)
+	args := []string{"--primary", "8MiB"}
+	if tight {
+		args = append(args, "--fs-capacity", fmt.Sprint(tightCapacity))
+	}
+	acked := acknowledged{}
 	for round := range rounds + 1 {
-		n := serve(t, at, "--primary", "8MiB")
+		n := serve(t, at, args...)
 		if round > 0 {
-			checkAfterKill(t, n, acked)
+			seen.evicted += checkAfterKill(t, n, acked, tight)
 		}
 		if round == rounds || t.Failed() {
+			n.kill()
 			break
 		}
-		engine := n.engine("recorder")
-		load := Load{Prefix: fmt.Sprint("round ", round), Seed: rng.Uint64(), Conversations: 1000, Turn: 24, Parallel: 3, Flush: true}
-		engine.start(load)
+		var engines []*engine
+		var loads []Load
+		for i := range 2 {
+			load := Load{Prefix: fmt.Sprint("round ", round, " engine ", i), Seed: rng.Uint64(), Conversations: 1000, Turn: 24, Parallel: 2, Flush: true}
+			e := n.engine(fmt.Sprint("recorder ", i))
+			e.start(load)
+			engines, loads = append(engines, e), append(loads, load)
+		}
 		beside := launch(t, "replay", terraceCommand(t, at.env, "replay", "--synthetic", "--conversations", "1000", "--json", "--quiet", "--block-bytes", "32KiB",
 			"--seed", fmt.Sprint(rng.Uint64()), "--socket", n.socket))
-		ops, delay := 5+rng.IntN(30), time.Duration(rng.IntN(4000))*time.Microsecond
-		engine.after(ops)
+		ops, delay := rng.IntN(30), time.Duration(rng.IntN(4000))*time.Microsecond
+		engines[0].after(ops)
 		dead := make(chan struct{})
 		time.AfterFunc(delay, func() { n.kill(); close(dead) }) // between two answers, not at one
 		<-dead
-		r := engine.ended()
-		if r.Lost == 0 {
-			t.Errorf("round %d: the engine has not noticed", round)
+		fresh := 0
+		for i, e := range engines {
+			r := e.ended()
+			if r.Lost == 0 {
+				t.Errorf("round %d: engine %s has not noticed", round, e.args.Name)
+			}
+			eventually(t, bound(), "unmapped region", func() error {
+				if regionMapped(e.pid()) {
+					return fmt.Errorf("the engine still has the region of the dead node")
+				}
+				return nil
+			})
+			e.kill()
+			for c, blocks := range r.Acked {
+				fresh += acked.add(loads[i].prompt(c, 0)[1].Name, blocks)
+			}
 		}
 		if code := beside.exit(bound()); code != 1 {
 			t.Errorf("round %d: replay beside it ends with %d, want 1: %s", round, code, beside.stderr.String())
 		}
-		eventually(t, bound(), "unmapped region", func() error {
-			if regionMapped(engine.pid()) {
-				return fmt.Errorf("the engine still has the region of the dead node")
-			}
-			return nil
-		})
-		engine.kill()
-		fresh := 0
-		for c, blocks := range r.Acked {
-			name := load.prompt(c, 0)[1].Name
-			acked[name] = append(acked[name], blocks...)
-			fresh += len(blocks)
+		if fresh == 0 && ops > 5 {
+			t.Errorf("round %d: nothing was acknowledged in %d requests", round, ops)
 		}
-		if fresh == 0 {
-			t.Errorf("round %d: nothing was acknowledged in %d requests", round, r.Ops)
-		}
-		total += fresh
 		if _, err := os.Lstat(n.socket); err != nil {
 			t.Fatalf("a killed node leaves its socket, for the next to take over: %v", err)
 		}
-		t.Logf("round %d: killed %v after %d requests; %d blocks were acknowledged", round, delay, r.Ops, fresh)
+		v := verifyRoot(t, at)
+		seen.add(kills{kills: 1, acked: fresh, verified: int(v.Good), temporary: int(v.Temporary)})
+		t.Logf("round %d, tight %v: killed %v after %d requests; %d blocks were acknowledged, %d of %d bytes are used by %d blocks", round, tight, delay, ops, fresh, v.UsedBytes, v.BoundBytes, v.Good)
 	}
-	t.Logf("%d blocks were acknowledged and found", total)
+	return seen
 }
 
-func checkAfterKill(t *testing.T, n *node, acked map[string][]int) {
+// acknowledged has the blocks that must be there: by name, their numbers.
+type acknowledged map[string]map[int]bool
+
+func (a acknowledged) add(name string, blocks []int) (fresh int) {
+	if a[name] == nil {
+		a[name] = map[int]bool{}
+	}
+	for _, i := range blocks {
+		if !a[name][i] {
+			a[name][i] = true
+			fresh++
+		}
+	}
+	return fresh
+}
+
+// verifyRoot has terrace verify check a root that no node uses: nothing may be
+// wrong with it.
+func verifyRoot(t *testing.T, at nodeAt) fstier.VerifyReport {
+	t.Helper()
+	code, out, errs := run(t, at.env, "verify", "--json", at.root)
+	var v struct {
+		Findings []fstier.Finding
+		Report   fstier.VerifyReport
+	}
+	if err := json.Unmarshal([]byte(out), &v); err != nil {
+		t.Fatalf("verify: exit code %d, %v\n%s%s", code, err, out, errs)
+	}
+	r := &v.Report
+	if code != 0 || len(v.Findings) > 0 || r.InUse != "" || r.Vanished > 0 {
+		t.Errorf("verify: exit code %d, findings %+v, %+v", code, v.Findings, *r)
+	}
+	if sum := du(t, at.root); r.UsedBytes != sum || r.BoundBytes < sum {
+		t.Errorf("verify counts %d bytes, the usage file says %d at most; the files have %d", r.UsedBytes, r.BoundBytes, sum)
+	}
+	return *r
+}
+
+// checkAfterKill looks for all that was acknowledged, and counts what has been
+// evicted.
+func checkAfterKill(t *testing.T, n *node, acked acknowledged, tight bool) (evicted int) {
 	t.Helper()
 	n.scanned()
 	n.exact()
@@ -92,23 +181,43 @@ func checkAfterKill(t *testing.T, n *node, acked map[string][]int) {
 		t.Errorf("a new node has %d blocks, %v", before.Primary.Blocks, err)
 	}
 	files := len(blockFiles(t, n.root))
-	if f := fsOf(before); f.Blocks != int64(files) || f.SetAside != 0 || f.Corrupt != 0 {
+	f := fsOf(before)
+	if f.Blocks != int64(files) || f.SetAside != 0 || f.Corrupt != 0 {
 		t.Errorf("%d files, in the status %+v", files, f)
+	}
+	if tight && f.UsedBytes > tightCapacity {
+		t.Errorf("%d bytes are used of %d", f.UsedBytes, tightCapacity)
 	}
 
 	engine := n.engine("after")
-	for name, blocks := range acked {
-		for len(blocks) > 0 {
-			part := blocks[:min(64, len(blocks))]
-			blocks = blocks[len(part):]
-			var p Prompt
-			for _, i := range part {
-				p = append(p, Span{name, i, 1})
+	ns, err := block.NewNamespace(spec(blockBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(n.root, ns.Fingerprint().String())
+	for _, name := range slices.Sorted(maps.Keys(acked)) {
+		var p Prompt
+		for _, i := range slices.Sorted(maps.Keys(acked[name])) {
+			key := Prompt{{name, i, 1}}.keys()[0].String()
+			if _, err := os.Lstat(filepath.Join(dir, key[:2], key)); err != nil && tight {
+				evicted++
+				delete(acked[name], i)
+				continue
 			}
-			if got := engine.do(Ask{ID: name, Prompt: p, LoadOnly: true}); got.Hits != len(part) {
+			p = append(p, Span{name, i, 1})
+		}
+		for len(p) > 0 {
+			part := p[:min(64, len(p))]
+			p = p[len(part):]
+			if got := engine.do(Ask{ID: name, Prompt: part, LoadOnly: true}); got.Hits != len(part) {
 				t.Errorf("%s: %d of %d acknowledged blocks are hits: %v", name, got.Hits, len(part), got.Verdicts)
 			}
 		}
+	}
+	// What is evicted is evicted for room: where blocks are missing, there is
+	// no more room than the writes under way had taken.
+	if room := tightCapacity - f.UsedBytes; evicted > 0 && room > tightCapacity/4 {
+		t.Errorf("%d acknowledged blocks are missing, and %d of %d bytes are free", evicted, room, tightCapacity)
 	}
 	engine.goodbye()
 	if got := checkRoot(t, n); got != files {
@@ -118,6 +227,22 @@ func checkAfterKill(t *testing.T, n *node, acked map[string][]int) {
 		t.Errorf("broken copies: %+v", f)
 	}
 	n.exact()
+	n.verify()
+	return evicted
+}
+
+// verify has the node check itself.
+func (n *node) verify() {
+	n.t.Helper()
+	resp, err := web.Post("http://"+n.addr+"/v1/verify?pause=20s", "", nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var r nodes.VerifyReport
+	if err := json.NewDecoder(resp.Body).Decode(&r); err != nil || resp.StatusCode != 200 || !r.OK || len(r.Skipped) > 0 || len(r.Tiers) != 1 {
+		n.t.Errorf("the node's check of itself: %s, %v, %+v", resp.Status, err, r)
+	}
 }
 
 // slowly makes the tier write one block at a time, to the disk.
