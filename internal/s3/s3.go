@@ -9,9 +9,8 @@
 package s3
 
 import (
-	"context"
-	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 )
 
@@ -49,30 +48,15 @@ type Options struct {
 }
 
 // Client is one bucket. See the package comment.
-type Client struct{ o Options }
+type Client struct {
+	o     Options
+	at    address
+	rt    http.RoundTripper
+	own   *http.Transport // nil with Options.RoundTripper
+	creds *source
 
-// Body is the content of a Put: parts of memory that are read in order. An HTTP
-// transport may go on reading a body after its request has ended; Revoke ends
-// that. So memory that only a Body reads is quiet after its Revoke, whatever the
-// transport does.
-type Body struct{ parts [][]byte }
-
-// NewBody makes a body of parts, which stay the caller's.
-func NewBody(parts ...[]byte) *Body { return &Body{parts: parts} }
-
-// Len is the number of bytes in all.
-func (b *Body) Len() int64 { return 0 }
-
-// Reader reads the body from its start. Each attempt of a transport gets one of
-// its own. Its Close is counted: see Open.
-func (b *Body) Reader() io.ReadCloser { return nil }
-
-// Revoke lets every Reader fail from now on, and returns when none is in the
-// middle of a read: a copy of at most one buffer.
-func (b *Body) Revoke() {}
-
-// Open tells how many Readers are not closed.
-func (b *Body) Open() int { return 0 }
+	puts, gets, heads, deletes, lists, others, failed atomic.Int64
+}
 
 // Checksum of an object, in the form that the store can check by itself.
 type Checksum struct {
@@ -110,61 +94,58 @@ type Page struct {
 }
 
 // New checks the options and makes a client. It sends nothing.
-func New(o Options) (*Client, error) { return &Client{o: o}, nil }
-
-// Put stores an object of body.Len() bytes. The body is revoked when it returns.
-func (c *Client) Put(ctx context.Context, key string, body *Body, o PutOptions) (Object, error) {
-	return Object{}, nil
+func New(o Options) (*Client, error) {
+	if o.ConnectTimeout == 0 {
+		o.ConnectTimeout = connectTimeoutDefault
+	}
+	if o.HeaderTimeout == 0 {
+		o.HeaderTimeout = headerTimeoutDefault
+	}
+	if o.ConnsMax == 0 {
+		o.ConnsMax = connsMaxDefault
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	at, err := newAddress(&o)
+	if err != nil {
+		return nil, err
+	}
+	roots, err := trusted(o.CABundle)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{o: o, at: at, rt: o.RoundTripper}
+	if c.rt == nil {
+		c.own = newTransport(&o, roots)
+		c.rt = c.own
+	}
+	if c.creds, err = newSource(&c.o, at.region, roots); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
-
-// Get reads a whole object into parts, in order, and fails with KindLength if
-// it does not have exactly as many bytes as they have together. On an error
-// their content is undefined.
-func (c *Client) Get(ctx context.Context, key string, parts ...[]byte) (Object, error) {
-	return Object{}, nil
-}
-
-// GetSmall reads a whole object of at most max bytes.
-func (c *Client) GetSmall(ctx context.Context, key string, max int) ([]byte, Object, error) {
-	return nil, Object{}, nil
-}
-
-// Head asks for an object.
-func (c *Client) Head(ctx context.Context, key string) (Object, error) { return Object{}, nil }
-
-// Delete removes an object. One that is not there is no error.
-func (c *Client) Delete(ctx context.Context, key string) error { return nil }
-
-// DeleteMany removes up to 1,000 objects in one request. failed has those that
-// are still there.
-func (c *Client) DeleteMany(ctx context.Context, keys []string) (failed []string, err error) {
-	return nil, nil
-}
-
-// Copy copies an object within the bucket, by the store itself.
-func (c *Client) Copy(ctx context.Context, from, to string) error { return nil }
-
-// ListOptions of one List.
-type ListOptions struct {
-	Prefix    string
-	Delimiter string
-	After     string // only keys behind this one
-	Token     string // of the page before
-	Max       int    // objects; default 1,000, which is also the most
-}
-
-// List is one page of what there is, by key.
-func (c *Client) List(ctx context.Context, o ListOptions) (Page, error) { return Page{}, nil }
 
 // Source says where the credentials come from, such as "environment", never
-// what they are.
-func (c *Client) Source() string { return "" }
+// what they are. It is "" until a chain has found some.
+func (c *Client) Source() string { return c.creds.name() }
 
 // Requests counts the requests that were sent, by method and outcome.
-func (c *Client) Requests() Counts { return Counts{} }
+func (c *Client) Requests() Counts {
+	return Counts{
+		Put: c.puts.Load(), Get: c.gets.Load(), Head: c.heads.Load(), Delete: c.deletes.Load(),
+		List: c.lists.Load(), Other: c.others.Load(), Failed: c.failed.Load(),
+	}
+}
 
-// Counts of requests since the start.
+// Counts of requests since the start. Delete has those of DeleteMany; what is
+// not there, or there already, is not Failed.
 type Counts struct{ Put, Get, Head, Delete, List, Other, Failed int64 }
 
 // Close drops idle connections. Calls must be over.
-func (c *Client) Close() {}
+func (c *Client) Close() {
+	c.creds.close()
+	if c.own != nil {
+		c.own.CloseIdleConnections()
+	}
+}

@@ -1,0 +1,184 @@
+package s3
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+	"github.com/minio/minio-go/v7/pkg/signer"
+)
+
+const (
+	docMax       = 4 << 20 // bytes read of a listing or of another answer that is XML
+	payloadUnset = "UNSIGNED-PAYLOAD"
+	userAgent    = "terrace"
+	headerExpSes = "X-Amz-S3session-Token"
+)
+
+// request is one call, which may be sent twice: see do.
+type request struct {
+	op, method, key string
+	query           string      // encoded
+	header          http.Header // what this call adds
+	body            *Body       // of a Put
+	doc             []byte      // of a POST
+	once            bool        // sending it twice would not be as sending it once
+	raw             bool        // no session of S3 Express: it asks for one
+
+	answered bool     // there was a header of an answer
+	hide     []string // what no message may repeat
+}
+
+func (r *request) error(c *Client, err error) *Error {
+	return &Error{Op: r.op, Where: c.at.where, Key: r.key, Err: err}
+}
+
+// clean makes a message of what a store says, which may have repeated what it
+// was sent.
+func (r *request) clean(s string) string {
+	for _, h := range r.hide {
+		if h != "" {
+			s = strings.ReplaceAll(s, h, "[hidden]")
+		}
+	}
+	return line(s)
+}
+
+// do sends a request and gives a successful answer to take, whose error is the
+// call's. Credentials that were refused because they are too old are renewed,
+// if they can be, and the request is sent once more.
+func (c *Client) do(ctx context.Context, r *request, take func(*http.Response) error) error {
+	if err := ctx.Err(); err != nil {
+		return c.failure(ctx, r, err)
+	}
+	var refused credentials.Value
+	for {
+		v, err := c.credentials(ctx, r, refused)
+		if err != nil {
+			return err
+		}
+		err = c.send(ctx, r, v, take)
+		if err == nil {
+			return nil
+		}
+		e := c.failure(ctx, r, err)
+		if refused != (credentials.Value{}) || !c.renewable(r, v, e) {
+			return e
+		}
+		refused = v
+	}
+}
+
+// send is one request and its answer.
+func (c *Client) send(outer context.Context, r *request, v credentials.Value, take func(*http.Response) error) error {
+	ctx, cancel := context.WithCancel(outer)
+	defer cancel()
+	resp, err := c.rt.RoundTrip(c.build(ctx, r, v))
+	c.count(r.method, r.op)
+	if err != nil {
+		return c.counted(c.failure(outer, r, err))
+	}
+	defer resp.Body.Close() // ends the connection, if there is more to read
+	r.answered = true
+	if resp.StatusCode == http.StatusOK || r.method == http.MethodDelete && resp.StatusCode == http.StatusNoContent {
+		if err := take(resp); err != nil {
+			return c.counted(c.failure(outer, r, err))
+		}
+		return nil
+	}
+	t := time.AfterFunc(errorDocTimeout, cancel)
+	defer t.Stop()
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, errorDocMax))
+	return c.counted(c.answerError(r, resp, data))
+}
+
+// build makes a signed request.
+func (c *Client) build(ctx context.Context, r *request, v credentials.Value) *http.Request {
+	u := &url.URL{Scheme: c.at.scheme, Host: c.at.host, Path: c.at.base + r.key, RawQuery: r.query}
+	if p := escapePath(u.Path); p != u.Path {
+		u.RawPath = p
+	}
+	h := make(http.Header, len(r.header)+6)
+	for k, vs := range r.header {
+		h[k] = vs
+	}
+	h["User-Agent"] = []string{userAgent}
+	h["X-Amz-Content-Sha256"] = []string{payloadUnset}
+	req := &http.Request{Method: r.method, URL: u, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: h}
+	req = req.WithContext(ctx)
+	switch {
+	case r.body != nil && r.body.Len() > 0:
+		req.ContentLength = r.body.Len()
+		req.Body = r.body.Reader()
+		req.GetBody = func() (io.ReadCloser, error) { return r.body.Reader(), nil }
+	case r.body != nil:
+		req.Body = http.NoBody
+	case r.doc != nil:
+		req.ContentLength = int64(len(r.doc))
+		req.Body = io.NopCloser(bytes.NewReader(r.doc))
+		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.doc)), nil }
+	}
+	if c.at.express {
+		if !r.raw {
+			h[headerExpSes] = []string{v.SessionToken}
+		}
+		req = signer.SignV4Express(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, c.at.region)
+	} else {
+		req = signer.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, c.at.region)
+	}
+	// The transport may send a request again that met a connection which the
+	// store had closed meanwhile. The header is for the transport alone: it has
+	// no value, so it is not sent, and comes after the signature.
+	if !r.once {
+		h["Idempotency-Key"] = nil
+	}
+	_, signature, _ := strings.Cut(req.Header.Get("Authorization"), "Signature=")
+	r.hide = append(r.hide[:0], v.SecretAccessKey, v.SessionToken, v.AccessKeyID, signature)
+	return req
+}
+
+// readDoc reads a document of at most docMax bytes.
+func readDoc(resp *http.Response) ([]byte, error) {
+	if resp.ContentLength > docMax {
+		return nil, errDocTooLong
+	}
+	data, err := io.ReadAll(io.LimitReader(resp.Body, docMax+1))
+	if err == nil && len(data) > docMax {
+		err = errDocTooLong
+	}
+	return data, err
+}
+
+var errDocTooLong = fmt.Errorf("the answer has more than %d bytes", docMax)
+
+func (c *Client) counted(e *Error) *Error {
+	switch e.Kind {
+	case KindNotFound, KindPrecondition: // answers like others
+	default:
+		c.failed.Add(1)
+	}
+	return e
+}
+
+func (c *Client) count(method, op string) {
+	switch {
+	case op == "LIST":
+		c.lists.Add(1)
+	case op == "PUT":
+		c.puts.Add(1)
+	case op == "GET":
+		c.gets.Add(1)
+	case op == "HEAD":
+		c.heads.Add(1)
+	case op == "DELETE":
+		c.deletes.Add(1)
+	default:
+		c.others.Add(1)
+	}
+}
