@@ -126,6 +126,12 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
+// Where is scheme, endpoint and bucket, as errors have them.
+func (c *Client) Where() string { return c.at.where }
+
+// Region is the one that requests are signed for.
+func (c *Client) Region() string { return c.at.region }
+
 // Source says where the credentials come from, such as "environment", never
 // what they are. It is "" until a chain has found some.
 func (c *Client) Source() string { return c.creds.name() }
