@@ -150,7 +150,11 @@ func (c *Client) failure(ctx context.Context, r *request, err error) *Error {
 	if errors.As(err, &done) {
 		return done
 	}
-	if cause := ctx.Err(); cause != nil {
+	cause := ctx.Err()
+	if end, ok := ctx.Deadline(); cause == nil && ok && !time.Now().Before(end) {
+		cause = context.DeadlineExceeded // a connection's deadline may come first
+	}
+	if cause != nil {
 		e := r.error(c, cause)
 		e.Kind = KindCancelled
 		return e

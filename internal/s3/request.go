@@ -3,6 +3,7 @@ package s3
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -51,28 +52,56 @@ func (r *request) clean(s string) string {
 }
 
 // do sends a request and gives a successful answer to take, whose error is the
-// call's. Credentials that were refused because they are too old are renewed,
-// if they can be, and the request is sent once more.
+// call's. Credentials that were refused are renewed, if they can be, and the
+// request is sent once more.
 func (c *Client) do(ctx context.Context, r *request, take func(*http.Response) error) error {
 	if err := ctx.Err(); err != nil {
 		return c.failure(ctx, r, err)
 	}
-	var refused credentials.Value
-	for {
-		v, err := c.credentials(ctx, r, refused)
-		if err != nil {
-			return err
-		}
-		err = c.send(ctx, r, v, take)
-		if err == nil {
-			return nil
-		}
-		e := c.failure(ctx, r, err)
-		if refused != (credentials.Value{}) || !c.renewable(r, v, e) {
-			return e
-		}
-		refused = v
+	src := c.creds
+	if c.session != nil && !r.raw {
+		src = c.session
 	}
+	v, err := src.get(ctx)
+	if err != nil {
+		return c.noCredentials(ctx, r, err)
+	}
+	if err = c.send(ctx, r, v, take); err == nil {
+		return nil
+	}
+	e := c.failure(ctx, r, err)
+	if !renewable(r, v, e) {
+		return e
+	}
+	newer, err := src.other(ctx, v)
+	if err != nil || same(newer, v) {
+		return e
+	}
+	if err = c.send(ctx, r, newer, take); err == nil {
+		return nil
+	}
+	return c.failure(ctx, r, err)
+}
+
+// noCredentials is the failure of a request that was not sent.
+func (c *Client) noCredentials(ctx context.Context, r *request, err error) *Error {
+	if ctx.Err() != nil {
+		return c.failure(ctx, r, err)
+	}
+	var refused *Error // the store's, when it was asked for a session
+	if errors.As(err, &refused) && refused.Kind != KindCancelled {
+		return refused
+	}
+	e := r.error(c, err)
+	e.Kind = KindCredentials
+	return e
+}
+
+// renewable says whether newer credentials might change an answer. One to a
+// HEAD has no code, and 400 is what AWS says to an expired token.
+func renewable(r *request, v credentials.Value, e *Error) bool {
+	return e.Kind == KindExpired || e.Kind == KindCredentials ||
+		e.Kind == KindOther && e.Status == http.StatusBadRequest && r.method == http.MethodHead && v.SessionToken != ""
 }
 
 // send is one request and its answer.

@@ -26,7 +26,7 @@ type Options struct {
 	Bucket     string // required
 	Endpoint   string // host or host:port, no scheme; empty: AWS, by Region
 	Scheme     string // "https", the default, or "http"
-	Region     string // default: AWS_REGION, AWS_DEFAULT_REGION, else us-east-1
+	Region     string // default: AWS_REGION, AWS_DEFAULT_REGION, the shared files, else us-east-1
 	Addressing string // default AddressAuto
 
 	// Credentials given here come first. All empty: the environment, the shared
@@ -44,16 +44,19 @@ type Options struct {
 	// RoundTripper carries the requests instead of the client's own transport,
 	// for tests.
 	RoundTripper http.RoundTripper
-	Now          func() time.Time // default time.Now
+	Now          func() time.Time // default time.Now; of the age of credentials
+
+	credsRoundTripper http.RoundTripper // carries the chain's requests, for tests
 }
 
 // Client is one bucket. See the package comment.
 type Client struct {
-	o     Options
-	at    address
-	rt    http.RoundTripper
-	own   *http.Transport // nil with Options.RoundTripper
-	creds *source
+	o       Options
+	at      address
+	rt      http.RoundTripper
+	own     *http.Transport // nil with Options.RoundTripper
+	creds   *source
+	session *source // of S3 Express; nil elsewhere
 
 	puts, gets, heads, deletes, lists, others, failed atomic.Int64
 }
@@ -120,8 +123,11 @@ func New(o Options) (*Client, error) {
 		c.own = newTransport(&o, roots)
 		c.rt = c.own
 	}
-	if c.creds, err = newSource(&c.o, at.region, roots); err != nil {
+	if c.creds, err = newCreds(&c.o, at.region, roots); err != nil {
 		return nil, err
+	}
+	if at.express {
+		c.session = newSource(o.Now, c.createSession)
 	}
 	return c, nil
 }
@@ -132,8 +138,9 @@ func (c *Client) Where() string { return c.at.where }
 // Region is the one that requests are signed for.
 func (c *Client) Region() string { return c.at.region }
 
-// Source says where the credentials come from, such as "environment", never
-// what they are. It is "" until a chain has found some.
+// Source says where the credentials come from, never what they are: "options",
+// "environment", "shared files", "web identity", "container role" or "instance
+// role". It is "" until the chain has found some, with the first request.
 func (c *Client) Source() string { return c.creds.name() }
 
 // Requests counts the requests that were sent, by method and outcome.
@@ -150,6 +157,9 @@ type Counts struct{ Put, Get, Head, Delete, List, Other, Failed int64 }
 
 // Close drops idle connections. Calls must be over.
 func (c *Client) Close() {
+	if c.session != nil {
+		c.session.close()
+	}
 	c.creds.close()
 	if c.own != nil {
 		c.own.CloseIdleConnections()

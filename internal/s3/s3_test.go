@@ -221,4 +221,3 @@ func TestConditions(t *testing.T) {
 		}
 	})
 }
-
