@@ -1,4 +1,5 @@
 .DEFAULT_GOAL := help
+SOAK_FOR ?= 30m
 STEPS := build vet format test race invariants lint fuzz
 
 .PHONY: help check golden soak clean $(STEPS)
@@ -7,7 +8,7 @@ help:
 	@echo 'make check     all that CI runs'
 	@echo 'make STEP      one step of it: $(STEPS)'
 	@echo 'make golden    write the golden files of tests anew; look at the diff'
-	@echo 'make soak      long runs with real processes and every fault of the sweeps: about half an hour'
+	@echo 'make soak      half an hour at full speed under faults, then long runs with real processes and every fault of the sweeps: about an hour'
 	@echo 'make clean     remove built tools'
 
 check:
@@ -21,7 +22,8 @@ golden:
 		go test ./$$pkg -rewrite || exit 1; done
 
 soak:
-	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v ./test/e2e ./test/sweep
+	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v ./test/e2e -run '^TestSoak$$' -soak.for $(SOAK_FOR)
+	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v -skip '^TestSoak$$' ./test/e2e ./test/sweep
 	go test -count=1 -timeout 30m ./internal/core -run TestModel -core.long 10m
 
 clean:

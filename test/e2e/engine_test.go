@@ -586,6 +586,7 @@ type engine struct {
 	*process
 	rpc      *rpc.Client
 	lifeline *os.File
+	out      *os.File // what it answers
 	args     engineArgs
 	load     *rpc.Call
 }
@@ -631,8 +632,7 @@ func newEngine(t *testing.T, a engineArgs) *engine {
 		t.Fatal(err)
 	}
 	cmd.Stdout = outW
-	e := &engine{lifeline: w, args: a}
-	t.Cleanup(func() { w.Close() })
+	e := &engine{lifeline: w, out: outR, args: a}
 	e.process = launch(t, "engine "+a.Name, cmd)
 	r.Close()
 	outW.Close()
@@ -640,12 +640,16 @@ func newEngine(t *testing.T, a engineArgs) *engine {
 		io.Reader
 		io.WriteCloser
 	}{outR, in})
-	t.Cleanup(func() {
-		e.kill()
-		e.rpc.Close()
-		outR.Close()
-	})
+	t.Cleanup(e.release)
 	return e
+}
+
+// release ends the process if need be, and gives back what the test has of it.
+func (e *engine) release() {
+	e.kill()
+	e.rpc.Close()
+	e.out.Close()
+	e.lifeline.Close()
 }
 
 // call calls a method of the engine.

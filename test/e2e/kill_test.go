@@ -19,7 +19,7 @@ import (
 )
 
 // perRoot is how many kills one root has to stand.
-const perRoot = 20
+const perRoot = 10
 
 // TestNodeKilled: a node is killed in the middle of its engines' load, again
 // and again, and started in the same place. Each time, before the next start,

@@ -35,6 +35,8 @@ func TestMain(m *testing.M) {
 		workerMain()
 	case "wrap":
 		wrapMain()
+	case "faulty":
+		faultyMain()
 	default:
 		fatal(fmt.Errorf("unknown role %q", role))
 	}
