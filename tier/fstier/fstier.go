@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,6 +68,7 @@ type Tier struct {
 	namespaceMu sync.Mutex // held while a namespace is stored or named
 	stripe      [stripes]stripe
 	quarantine  quarantine
+	lookups     atomic.Int32 // calls of Known that wait for mu
 
 	mu struct {
 		sync.Mutex
@@ -427,7 +429,9 @@ func (t *Tier) presenceLocked(n *namespace, h uint32) tier.Presence {
 
 // Known is in tier.Knower. It answers Unknown only until the scan is done.
 func (t *Tier) Known(ns *block.Namespace, keys []block.Key, out []tier.Presence) {
+	t.lookups.Add(1)
 	t.mu.Lock()
+	t.lookups.Add(-1)
 	defer t.mu.Unlock()
 	n := t.mu.namespaces[ns.Fingerprint()]
 	for i := range keys {
@@ -437,6 +441,16 @@ func (t *Tier) Known(ns *block.Namespace, keys []block.Key, out []tier.Presence)
 		}
 		out[i] = t.presenceLocked(n, h)
 	}
+}
+
+// lockAfterLookups takes mu for the scan, which does so several times for each
+// file. A Mutex lets those who run take it again and again while somebody has
+// been woken for it, for up to a millisecond, and that is too long for a lookup.
+func (t *Tier) lockAfterLookups() {
+	for t.lookups.Load() > 0 {
+		runtime.Gosched()
+	}
+	t.mu.Lock()
 }
 
 // Touch is in tier.Toucher.
@@ -492,7 +506,7 @@ func (t *Tier) adopt(n *namespace, key block.Key, length int) (tier.Presence, er
 // adoptLocked is adopt under the key's stripe. It also gives the new entry's
 // handle, or 0. With length 0 the block's length is not known.
 func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presence, finding, error) {
-	t.mu.Lock()
+	t.lockAfterLookups()
 	h := t.mu.index.find(n.id, &key)
 	p := t.presenceLocked(n, h)
 	t.mu.Unlock()
@@ -513,7 +527,7 @@ func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presen
 		_ = t.setAsideLocked(n, key, fmt.Sprintf("file has %d bytes, a block of %d needs %d", st.Size, length, fileSize(length)))
 		return tier.Absent, finding{}, nil
 	}
-	t.mu.Lock()
+	t.lockAfterLookups()
 	defer t.mu.Unlock()
 	if h = t.addLocked(n, &key, st.Bytes, flagOld); h == 0 {
 		return tier.Absent, finding{foreign: true}, nil
