@@ -58,7 +58,44 @@ func pathErr(op, name string, err error) error {
 
 func info(st *unix.Stat_t) Info {
 	links := uint64(st.Nlink) //nolint:unconvert // 32 bits on arm64
-	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Ino: st.Ino, Links: links}
+	return Info{Mode: st.Mode, Size: st.Size, Bytes: st.Blocks * 512, Mtime: st.Mtim.Nano(), Dev: st.Dev, Ino: st.Ino, Links: links}
+}
+
+// Look is Lstat of any path.
+func Look(path string) (Info, error) {
+	var st unix.Stat_t
+	err := retryErr(func() error { return unix.Lstat(path, &st) })
+	return info(&st), pathErr("lstat", path, err)
+}
+
+// MountPoint is the last directory on the way to a path, itself included, on
+// which a file system is mounted. The path is absolute and has no symbolic
+// links.
+func MountPoint(path string) (string, error) {
+	for ; path != "/"; path = filepath.Dir(path) {
+		var st unix.Statx_t
+		err := retryErr(func() error {
+			return unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS, &st)
+		})
+		if err != nil {
+			return "", pathErr("statx", path, err)
+		}
+		if st.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+			if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0 {
+				return path, nil
+			}
+			continue
+		}
+		// A kernel before 5.8 tells only of mounts of other file systems.
+		here, err := Look(path)
+		if err != nil {
+			return "", err
+		}
+		if above, err := Look(filepath.Dir(path)); err != nil || above.Dev != here.Dev {
+			return path, err
+		}
+	}
+	return "/", nil
 }
 
 func (o *osFS) Open(name string, flags int, perm uint32) (File, error) {

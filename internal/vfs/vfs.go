@@ -52,6 +52,7 @@ type Info struct {
 	Size  int64  // bytes
 	Bytes int64  // bytes that the medium is charged with: st_blocks * 512
 	Mtime int64  // ns since 1970
+	Dev   uint64 // file system
 	Ino   uint64
 	Links uint64 // names that the file has
 }

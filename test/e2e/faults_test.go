@@ -143,7 +143,9 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// TestFoldersGo: somebody removes folders of the root, and all that is in it.
+// TestFoldersGo: somebody removes folders of the root, all that is in it, and
+// the root itself; or moves it away and back. The node goes on, without a
+// restart.
 func TestFoldersGo(t *testing.T) {
 	t.Parallel()
 	at := place(t)
@@ -151,7 +153,7 @@ func TestFoldersGo(t *testing.T) {
 	engine := n.engine("engine")
 	p := own("p", 40)
 	namespace := strings.Repeat("?", 64)
-	for i, what := range []string{namespace + "/??", namespace, "tmp", "*"} {
+	for i, what := range []string{namespace + "/??", namespace, "tmp", "quarantine"} {
 		pattern := filepath.Join(n.root, what)
 		engine.store(fmt.Sprint("store ", i), p)
 		paths, err := filepath.Glob(pattern)
@@ -165,7 +167,7 @@ func TestFoldersGo(t *testing.T) {
 		}
 		engine.reset()
 		got := engine.do(Ask{ID: fmt.Sprint("find ", i), Prompt: p, LoadOnly: true})
-		if gone := what != "tmp"; gone != (got.Hits == 0) {
+		if gone := what != "tmp" && what != "quarantine"; gone != (got.Hits == 0) {
 			t.Errorf("without %s: %d hits, %v", what, got.Hits, got.Verdicts)
 		}
 		n.settled()
@@ -173,36 +175,150 @@ func TestFoldersGo(t *testing.T) {
 		if got.Hits+got.Stored.Stored != 40 || !got.Flushed.Done {
 			t.Errorf("after %s went: %d hits, %+v, %+v", what, got.Hits, got.Stored, got.Flushed)
 		}
-		if what == "*" {
-			break // a node whose whole root was removed may need a restart to use it again
-		}
 		// Writes make anew what they need.
 		if files := len(blockFiles(t, n.root)); got.Flushed.Failed != 0 || files != 40 {
 			t.Errorf("after %s went and 40 blocks were stored again, there are %d files; %+v", what, files, got.Flushed)
 		}
 	}
-	if got := engine.do(Ask{ID: "primary", Prompt: p, LoadOnly: true}); got.Hits != 40 {
-		t.Errorf("%d of 40 blocks of the primary are hits: %v", got.Hits, got.Verdicts)
+
+	away := n.root + ".away"
+	for _, x := range []struct {
+		name        string
+		goes, comes func() error
+		hits        int
+	}{
+		{"emptied", func() error {
+			all, err := filepath.Glob(filepath.Join(n.root, "*"))
+			for _, path := range all {
+				err = errors.Join(err, os.RemoveAll(path))
+			}
+			return err
+		}, nil, 0},
+		{"removed", func() error { return removeRoot(n.root) }, func() error { return os.Mkdir(n.root, 0o700) }, 0},
+		{"replaced", func() error { return errors.Join(os.Rename(n.root, away+"2"), os.Mkdir(n.root, 0o700)) }, nil, 0},
+		{"moved", func() error { return os.Rename(n.root, away) }, func() error { return os.Rename(away, n.root) }, 40},
+	} {
+		engine.store("before it is "+x.name, p)
+		n.rootGoes(engine, x.name, p, x.hits, x.goes, x.comes)
 	}
 	engine.goodbye()
 	n.idle()
-	t.Logf("without a root: %s", fsOf(n.status()).LastError)
-	n.signal(syscall.SIGTERM)
-	if code := n.exit(bound()); code != 0 && code != 3 {
-		t.Errorf("exit code %d", code)
+	n.exact()
+	checkRoot(t, n)
+	if log := n.stderr.String(); strings.Count(log, "the root is gone") != 4 {
+		t.Errorf("the log names %d of 4 losses", strings.Count(log, "the root is gone"))
 	}
+	n.stops(0)
 
 	n = serve(t, at)
 	engine = n.engine("engine")
-	got := engine.store("restart", p)
-	t.Logf("after a restart: %d hits, %+v", got.Hits, got.Stored)
+	n.scanned()
+	if got := engine.do(Ask{ID: "restart", Prompt: p, LoadOnly: true}); got.Hits != 40 {
+		t.Errorf("after a restart %d of 40 are hits: %v", got.Hits, got.Verdicts)
+	}
 	engine.goodbye()
 	n.idle()
-	n.scanned()
 	n.exact()
-	if blocks := checkRoot(t, n); blocks != 40 {
-		t.Errorf("%d files, 40 were stored", blocks)
+}
+
+// removeRoot is rm -rf, again while the node makes new files under it.
+func removeRoot(root string) (err error) {
+	for range 100 {
+		if err = os.RemoveAll(root); err == nil {
+			return nil
+		}
 	}
+	return err
+}
+
+// rootGoes takes the root away and wants misses and failed stores until it
+// comes again, and then a tier that works and has hits of the prompt.
+func (n *node) rootGoes(e *engine, name string, p Prompt, hits int, goes, comes func() error) {
+	t := n.t
+	t.Helper()
+	scans := strings.Count(n.stderr.String(), "scan done")
+	if err := goes(); err != nil {
+		t.Fatal(err)
+	}
+	e.reset()
+	if comes != nil {
+		eventually(t, bound(), "a tier without its root", func() error {
+			if f := fsOf(n.status()); !strings.Contains(f.ScanError, n.root) || f.Blocks != 0 {
+				return fmt.Errorf("%+v", f)
+			}
+			return nil
+		})
+		got := e.do(Ask{ID: name + " find", Prompt: p, LoadOnly: true})
+		if got.Hits != 0 || got.Verdicts[0] < client.MissAbsent {
+			t.Errorf("%s: %d hits, %v", name, got.Hits, got.Verdicts)
+		}
+		got = e.do(Ask{ID: name + " store", Prompt: own("not "+name, 5), Flush: time.Minute})
+		if got.Stored.Stored != 5 || !got.Flushed.Done || got.Flushed.Cascaded != 0 {
+			t.Errorf("%s: stored %+v, flushed %+v", name, got.Stored, got.Flushed)
+		}
+		n.cause("unavailable")
+		if got := e.do(Ask{ID: name + " primary", Prompt: own("not "+name, 5), LoadOnly: true}); got.Hits != 5 {
+			t.Errorf("%s: %d of 5 blocks of the primary are hits: %v", name, got.Hits, got.Verdicts)
+		}
+		if err := comes(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, bound(), "the root is used again", func() error {
+		if f := fsOf(n.status()); !f.ScanDone || strings.Count(n.stderr.String(), "scan done") <= scans {
+			return fmt.Errorf("%+v", f)
+		}
+		return nil
+	})
+	n.writes(e, name)
+	e.reset()
+	if got := e.do(Ask{ID: name + " later", Prompt: p, LoadOnly: true}); got.Hits != hits {
+		t.Errorf("%s, and there again: %d hits, want %d: %v", name, got.Hits, hits, got.Verdicts)
+	}
+	e.store(name+" again", p)
+	n.exact()
+}
+
+// TestRootUnmounted: the file system of the root is unmounted under load, and
+// mounted again. Nothing is written where it was.
+func TestRootUnmounted(t *testing.T) {
+	t.Parallel()
+	at := place(t)
+	disk, under := filepath.Join(at.home, "disk"), filepath.Join(at.home, "under")
+	at.root = filepath.Join(disk, "fs")
+	mount := func() error { return unix.Mount(under, disk, "", unix.MS_BIND, "") }
+	if err := errors.Join(os.Mkdir(disk, 0o700), os.Mkdir(under, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if err := mount(); err != nil {
+		t.Skipf("this user may not mount: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
+	n := serve(t, at)
+	engine, other := n.engine("engine"), n.engine("other")
+	p := own("p", 40)
+	engine.store("p", p)
+	other.start(Load{Prefix: "other", Conversations: 40, Turn: 10, Parallel: 2})
+	other.after(5)
+	n.rootGoes(engine, "unmounted", p, 40, func() error {
+		// And the path is made, as start scripts do.
+		return errors.Join(unix.Unmount(disk, unix.MNT_DETACH), os.Mkdir(n.root, 0o700))
+	}, func() error {
+		if list, err := os.ReadDir(n.root); err != nil || len(list) > 0 {
+			t.Errorf("in the folder of another disk are %v, %v", list, err)
+		}
+		return mount()
+	})
+	other.after(5)
+	if r := other.finish(); r.Lost > 0 {
+		t.Error("an engine has lost its session")
+	}
+	engine.goodbye()
+	other.goodbye()
+	n.idle()
+	n.exact()
+	checkRoot(t, n)
+	n.stops(0)
 }
 
 // cause waits until the tier has counted a failure, and checks that status

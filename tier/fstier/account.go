@@ -55,3 +55,10 @@ func (a *account) learn(over int64) {
 		a.extra += over
 	}
 }
+
+// found is account.found under mu.
+func (t *Tier) found(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.account.found(n)
+}

@@ -33,7 +33,7 @@ func (t *Tier) crash() {
 	t.mu.closed = true
 	t.mu.Unlock()
 	t.stop()
-	<-t.scanOver
+	<-t.over
 	_ = t.usage.file.Close()
 	_ = t.lockFile.Close()
 	_ = t.fs.Close()

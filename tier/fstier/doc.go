@@ -2,9 +2,12 @@
 // atomically, checked before it is served, and never more bytes than allowed.
 // docs/storage-format.md describes what is on disk.
 //
-// Goroutines: one, the scan, started by Open. It reads directories, fills the
-// index, and ends; Close cancels it and waits for it. Everything else runs on
-// the callers' goroutines; Close waits for them too, bounded by its ctx.
+// Goroutines: the keeper, started by Open, which looks once a second whether
+// the root is still there and takes it anew when it was lost (root.go); and
+// the scan, started by the keeper, which waits for it: it reads directories,
+// fills the index, and ends. Close cancels both and waits for them. Everything
+// else runs on the callers' goroutines; Close waits for them too, bounded by
+// its ctx.
 //
 // Locks, in the order in which they are taken: namespaceMu, a stripe, the
 // quarantine's, the usage file's, mu. The last one guards index and accounts

@@ -2,8 +2,6 @@ package fstier
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,26 +42,32 @@ const stripes = 1024
 
 // Tier is a directory of block files. It is safe for concurrent use.
 type Tier struct {
-	o       Options
+	o        Options
+	log      *slog.Logger
+	info     tier.Info
+	headers  headerPool
+	complain limiter // one log line a second about broken copies
+	fullOnce sync.Once
+
+	// What belongs to the root that is open. It changes only while no call is
+	// under way and none is admitted: see root.go.
+	root    openedRoot
 	fs      vfs.FS
-	names   *names // is fs
-	log     *slog.Logger
-	info    tier.Info
-	writer  [16]byte // this run's id, in every header and temporary name
-	tmpName string   // prefix of this run's temporary files
-	mode    string
+	names   *names   // is fs
+	writer  [16]byte // in every header and temporary name since the root was opened
+	tmpName string   // prefix of the temporary files since then
 
 	directFlag int  // O_DIRECT, where it works here
 	tmpfile    bool // O_TMPFILE and linkat work here
 
 	lockFile vfs.File
-	headers  headerPool
 	usage    usageFile
-	complain limiter // one log line a second about broken copies
-	fullOnce sync.Once
 
-	stop     context.CancelFunc // of the scan
-	scanOver chan struct{}      // closed when its goroutine has ended
+	stop      context.CancelFunc // of the keeper
+	over      chan struct{}      // closed when the keeper has ended
+	wake      chan struct{}      // tells the keeper that the root was found to be lost
+	scanOnce  sync.Once
+	firstScan chan struct{} // closed when the first scan is done, or with Close
 
 	namespaceMu sync.Mutex // held while a namespace is stored or named
 	stripe      [stripes]stripe
@@ -73,8 +77,10 @@ type Tier struct {
 	mu struct {
 		sync.Mutex
 		closed bool
+		lost   error         // why there is no root, or nil
 		calls  int           // under way
-		idle   chan struct{} // closed when closed is set and calls is 0
+		idle   chan struct{} // if not nil: to be closed when calls is 0
+		mode   string
 
 		index      index
 		account    account
@@ -104,79 +110,42 @@ var (
 // Open takes the directory for this node and starts the scan of what is in it.
 // It does not wait for the scan: see Stats.ScanDone. On an error there is
 // nothing to close.
-func Open(ctx context.Context, o Options) (_ *Tier, err error) {
-	var undo []func()
-	defer func() {
-		if err != nil {
-			for i := len(undo) - 1; i >= 0; i-- {
-				undo[i]()
-			}
-		}
-	}()
-	if o.FS != nil {
-		undo = append(undo, func() { _ = o.FS.Close() })
-	}
+func Open(ctx context.Context, o Options) (*Tier, error) {
+	watched := o.FS == nil
 	if err := errors.Join(o.Validate(), ctx.Err()); err != nil {
+		if o.FS != nil {
+			_ = o.FS.Close()
+		}
 		return nil, err
 	}
 	o.ensureDefaults()
 	o.Root = filepath.Clean(o.Root)
-	if o.FS == nil {
-		if o.FS, err = openRoot(o.Root); err != nil {
+	if watched {
+		under, err := openRoot(o.Root)
+		if err != nil {
 			return nil, err
 		}
-		undo = append(undo, func() { _ = o.FS.Close() })
+		o.FS = under
 	}
-	names := &names{FS: o.FS, changed: map[string]struct{}{}}
-	t := &Tier{o: o, fs: names, names: names, log: o.Logger.With("tier", o.Name), scanOver: make(chan struct{})}
+	t := &Tier{o: o, log: o.Logger.With("tier", o.Name), over: make(chan struct{}), wake: make(chan struct{}, 1), firstScan: make(chan struct{})}
 	t.info = tier.Info{
 		Name: o.Name, Type: "fs", Medium: tier.MediumStorage, Locality: tier.LocalityLocal,
 		ReadParallel: o.Workers, WriteParallel: o.Workers, BatchItems: batchItems, Authoritative: true,
 	}
-	_, _ = rand.Read(t.writer[:]) // never fails
-	t.tmpName = nameTmp + "/" + hex.EncodeToString(t.writer[:]) + "-"
 	t.complain.now = o.Now
-	t.mu.idle = make(chan struct{})
-	t.mu.index = newIndex()
-	t.mu.namespaces = map[block.Fingerprint]*namespace{}
-	undo = append(undo, t.headers.close)
-
-	if err := t.takeLock(); err != nil {
+	t.root.watched = watched
+	empty, err := t.takeRoot(o.wrap(o.FS))
+	if err != nil {
+		t.headers.close()
 		return nil, err
 	}
-	undo = append(undo, func() { _ = t.lockFile.Close() })
-	for _, dir := range []string{nameTmp, nameQuarantine} {
-		if err := t.makeDir(dir); err != nil {
-			return nil, t.openErr("make directory "+dir, err)
-		}
-	}
-	t.probe()
-	empty, err := t.loadNamespaces()
-	if err != nil {
-		return nil, t.openErr("list", err)
-	}
-	if err := t.loadQuarantine(); err != nil {
-		return nil, t.openErr("list quarantine of", err)
-	}
-	if err := t.openUsage(); err != nil {
-		return nil, t.openErr("open usage file of", err)
-	}
-	undo = append(undo, func() { _ = t.usage.file.Close() })
-
-	scanCtx, stop := context.WithCancel(context.Background())
+	keep, stop := context.WithCancel(context.Background())
 	t.stop = stop
-	if empty {
-		// Nothing to wait for, so the first write must not be refused.
-		t.scan(scanCtx)
-	}
+	scan := t.begin(keep, empty)
 	go func() {
-		defer close(t.scanOver)
-		if !empty || t.Stats().ScanError != "" {
-			t.scanLoop(scanCtx)
-		}
+		defer close(t.over)
+		t.keep(keep, scan)
 	}()
-	t.warnFloor()
-	t.log.Info("opened", "root", o.Root, "mode", t.mode, "capacity_bytes", o.Capacity, "free_floor_bytes", max(o.MinFree, 0), "namespaces", len(t.mu.byID))
 	return t, nil
 }
 
@@ -254,8 +223,9 @@ func (t *Tier) takeLock() error {
 			_ = f.Close()
 			return t.openErr("stat lock file of", err)
 		}
-		t.mu.account.found(st.Bytes)
+		t.found(st.Bytes)
 		t.lockFile = f
+		t.root.lockIno = st.Ino
 		return nil
 	}
 }
@@ -313,8 +283,6 @@ func (t *Tier) probe() {
 		t.log.Info("no direct I/O here; buffered I/O is used", "root", t.o.Root, "why", err)
 		charged, _ = try(0)
 	}
-	t.mu.account.learn(charged - fileSize(headerSize))
-
 	publish := "rename"
 	if f, err := t.fs.Open(nameTmp, unix.O_WRONLY|unix.O_TMPFILE, 0o600); err == nil {
 		if err := t.fs.Link(f, name); err == nil {
@@ -323,15 +291,21 @@ func (t *Tier) probe() {
 		}
 		_ = f.Close()
 	}
-	t.mode = io + ", " + publish + ", sync " + t.o.Sync
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.account.learn(charged - fileSize(headerSize))
+	t.mu.mode = io + ", " + publish + ", sync " + t.o.Sync
 }
 
-// enter admits a call.
-func (t *Tier) enter() error {
+// enter admits a call. Without a root it gives an error of cause unavailable.
+func (t *Tier) enter(op string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.mu.closed {
 		return tier.ErrClosed
+	}
+	if t.mu.lost != nil {
+		return t.unavailable(op, block.Key{}, t.mu.lost)
 	}
 	t.mu.calls++
 	return nil
@@ -340,9 +314,25 @@ func (t *Tier) enter() error {
 func (t *Tier) leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.mu.calls--; t.mu.calls == 0 && t.mu.closed {
+	if t.mu.calls--; t.mu.calls == 0 && t.mu.idle != nil {
 		close(t.mu.idle)
+		t.mu.idle = nil
 	}
+}
+
+// quiet is closed when no call is under way. It is for when none is admitted.
+func (t *Tier) quiet() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.idle == nil {
+		idle := make(chan struct{})
+		if t.mu.calls == 0 {
+			close(idle)
+			return idle
+		}
+		t.mu.idle = idle
+	}
+	return t.mu.idle
 }
 
 // Close is in tier.Tier. When ctx ends before the calls do, it says so and
@@ -355,12 +345,9 @@ func (t *Tier) Close(ctx context.Context) error {
 		return tier.ErrClosed
 	}
 	t.mu.closed = true
-	if t.mu.calls == 0 {
-		close(t.mu.idle)
-	}
 	t.mu.Unlock()
 	t.stop()
-	for _, over := range []chan struct{}{t.scanOver, t.mu.idle} {
+	for _, over := range []<-chan struct{}{t.over, t.quiet()} {
 		select {
 		case <-over:
 			continue
@@ -374,8 +361,15 @@ func (t *Tier) Close(ctx context.Context) error {
 			return fmt.Errorf("close fs tier %s: %d calls on %s are still under way: %w", t.o.Name, t.mu.calls, t.o.Root, ctx.Err())
 		}
 	}
+	defer t.headers.close()
+	switch {
+	case !t.root.open:
+		return nil
+	case t.lostRoot() != nil:
+		t.dropRoot()
+		return nil
+	}
 	err := t.closeUsage(ctx)
-	t.headers.close()
 	return errors.Join(err, t.lockFile.Close(), t.fs.Close())
 }
 
@@ -386,8 +380,11 @@ func (t *Tier) Info() tier.Info { return t.info }
 func (t *Tier) Stats() tier.Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.mu.lost != nil {
+		return tier.Stats{Mode: modeLost, Where: t.o.Root, CapacityBytes: t.o.Capacity, Evicted: t.mu.evicted, SetAside: t.mu.setAside, ScanError: t.mu.lost.Error()}
+	}
 	return tier.Stats{
-		Mode: t.mode, Where: t.o.Root,
+		Mode: t.mu.mode, Where: t.o.Root,
 		Blocks:    int64(t.mu.index.table.Len()),
 		UsedBytes: t.mu.account.used(), CapacityBytes: t.o.Capacity,
 		Evicted: t.mu.evicted, SetAside: t.mu.setAside,
@@ -403,9 +400,8 @@ func (t *Tier) Foreign() (files, bytes int64) {
 	return t.mu.foreign.files, t.mu.foreign.bytes
 }
 
-// ScanDone is closed when the scan's goroutine has ended, after success or
-// with Close.
-func (t *Tier) ScanDone() <-chan struct{} { return t.scanOver }
+// ScanDone is closed when the first scan is done, or with Close.
+func (t *Tier) ScanDone() <-chan struct{} { return t.firstScan }
 
 // findLocked returns a namespace, or nil, and a block's handle, or 0.
 func (t *Tier) findLocked(fp block.Fingerprint, key *block.Key) (*namespace, uint32) {
@@ -419,6 +415,8 @@ func (t *Tier) findLocked(fp block.Fingerprint, key *block.Key) (*namespace, uin
 // presenceLocked is what the index says of a handle in a namespace.
 func (t *Tier) presenceLocked(n *namespace, h uint32) tier.Presence {
 	switch {
+	case t.mu.lost != nil:
+		return tier.Absent
 	case h != 0 && t.mu.index.at(h).usable():
 		return tier.Present
 	case h != 0 || n == nil || t.mu.account.scanned:
@@ -471,8 +469,12 @@ func (t *Tier) Touch(ns *block.Namespace, keys []block.Key) {
 // Contains is in tier.Tier. It does I/O, one lstat, only for keys that the
 // index does not know while the scan runs.
 func (t *Tier) Contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error {
-	if err := t.enter(); err != nil {
-		return err
+	if err := t.enter("probe"); err != nil {
+		if t.lostRoot() == nil {
+			return err
+		}
+		clear(found) // there is nothing, and a probe's failure would say no more
+		return nil
 	}
 	defer t.leave()
 	for i := range keys {
@@ -563,7 +565,7 @@ func (t *Tier) dropLocked(n *namespace, h uint32) {
 
 // Delete is in tier.Tier. It goes on after a failure and returns the first.
 func (t *Tier) Delete(ctx context.Context, ns *block.Namespace, keys []block.Key) error {
-	if err := t.enter(); err != nil {
+	if err := t.enter("delete"); err != nil {
 		return err
 	}
 	defer t.leave()
@@ -637,8 +639,9 @@ func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
 	e := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: tier.CauseOther, Err: err, Hint: hintFor(err)}
 	switch {
 	case errIs(err, unix.ENOENT) && t.rootGone():
-		e.Cause, e.Err = tier.CauseUnavailable, fmt.Errorf("root %s was removed under the node: %w", t.o.Root, unix.ENOENT)
-		e.Hint = "make or mount it again and restart the node"
+		why := fmt.Errorf("root %s was removed under the node: %w", t.o.Root, unix.ENOENT)
+		t.lose(why)
+		return t.unavailable(op, key, why)
 	case errIs(err, unix.ENOSPC, unix.EDQUOT):
 		e.Cause = tier.CauseNoSpace
 	case errIs(err, unix.EACCES, unix.EPERM):

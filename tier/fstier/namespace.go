@@ -107,17 +107,20 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 			return false, err
 		}
 		_ = t.readSpec(n) // asked again before it is used
-		var b []byte
-		b, n.nameBytes, err = t.readSmall(dir+"/"+nameName, tier.NameBytesMax)
+		b, charged, err := t.readSmall(dir+"/"+nameName, tier.NameBytesMax)
+		t.mu.Lock()
+		n.nameBytes = charged
+		t.mu.account.found(charged)
 		if other := t.namedLocked(string(b)); err == nil && other != nil {
 			err = fmt.Errorf("%q is the name of %s already", b, t.path(other.dir))
 		}
 		if err == nil {
 			n.name = string(b)
-		} else if !errors.Is(err, unix.ENOENT) {
+		}
+		t.mu.Unlock()
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			t.log.Warn("the name of a namespace cannot be used: remove the file, or write the name into it", "path", t.path(dir, nameName), "error", err)
 		}
-		t.mu.account.found(n.nameBytes)
 	}
 	return empty, nil
 }
@@ -206,7 +209,10 @@ func (t *Tier) path(names ...string) string {
 // OpenNamespace is in tier.NamespaceOpener. It compares the namespace with the
 // stored one, if there is one, and makes nothing.
 func (t *Tier) OpenNamespace(ctx context.Context, ns *block.Namespace) error {
-	if err := t.enter(); err != nil {
+	if err := t.enter(opOpenNamespace); err != nil {
+		if t.lostRoot() != nil {
+			return nil // there is nothing to compare with; the first write does it
+		}
 		return err
 	}
 	defer t.leave()
@@ -299,11 +305,11 @@ func (t *Tier) storeNamespaceLocked(ctx context.Context, ns *block.Namespace) (*
 func (t *Tier) remake(ctx context.Context, ns *block.Namespace, n *namespace) error {
 	t.namespaceMu.Lock()
 	defer t.namespaceMu.Unlock()
+	if t.rootGone() {
+		return t.fail("write", block.Key{}, unix.ENOENT) // and the keeper sees to it
+	}
 	if _, err := t.fs.Lstat(n.dir); err == nil || !gone(err) {
 		return nil // another write was faster
-	}
-	if t.rootGone() {
-		return t.fail("write", block.Key{}, unix.ENOENT)
 	}
 	t.log.Warn("the directory of a namespace was removed under the node and is made again", "path", t.path(n.dir))
 	t.mu.Lock()
@@ -325,7 +331,7 @@ func (t *Tier) remake(ctx context.Context, ns *block.Namespace, n *namespace) er
 
 // Names is in tier.NameKeeper.
 func (t *Tier) Names(context.Context) (map[string]*block.Namespace, error) {
-	if err := t.enter(); err != nil {
+	if err := t.enter("list names"); err != nil {
 		return nil, err
 	}
 	defer t.leave()
@@ -343,7 +349,7 @@ func (t *Tier) Names(context.Context) (map[string]*block.Namespace, error) {
 // KeepName is in tier.NameKeeper. The name is the content of a file beside the
 // namespace's description, which is made if it is not there.
 func (t *Tier) KeepName(ctx context.Context, name string, ns *block.Namespace) error {
-	if err := t.enter(); err != nil {
+	if err := t.enter(opKeepName); err != nil {
 		return err
 	}
 	defer t.leave()
@@ -404,7 +410,7 @@ func (t *Tier) tryWriteSmall(ctx context.Context, op, name string, content []byt
 	}
 	defer r.settle(0)
 	tmp := t.tmpFile()
-	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+	f, err := t.openTmp(tmp, 0)
 	if err != nil {
 		_ = t.fs.Remove(tmp) // it may have been made all the same
 		return err
@@ -440,6 +446,16 @@ func (t *Tier) tmpFile() string {
 	defer t.mu.Unlock()
 	t.mu.tmpSeq++
 	return fmt.Sprintf("%s%d", t.tmpName, t.mu.tmpSeq)
+}
+
+// openTmp makes a file in tmp, and tmp if somebody removed it.
+func (t *Tier) openTmp(name string, flag int) (vfs.File, error) {
+	flag |= unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL
+	f, err := t.fs.Open(name, flag, 0o600)
+	if errors.Is(err, unix.ENOENT) && !t.rootGone() && t.makeDir(nameTmp) == nil {
+		f, err = t.fs.Open(name, flag, 0o600)
+	}
+	return f, err
 }
 
 // StoredNamespace is a namespace that the root holds.

@@ -31,6 +31,7 @@ const (
 	evictFailuresMax   = 8           // victims that cannot be removed before a write gives up
 	spaceAgeMax        = time.Second // age of the last answer of statfs that a write relies on
 	scanRetryAfter     = 30 * time.Second
+	watchEvery         = time.Second // between looks at whether the root is still there
 )
 
 // Options of a Tier.
@@ -61,7 +62,8 @@ type Options struct {
 	Logger *slog.Logger
 
 	// FS is the tree at Root, for tests. Open takes it over, also when it
-	// fails. Default vfs.OpenRoot(Root).
+	// fails. It is not watched: one that goes is gone for good. Default
+	// vfs.OpenRoot(Root).
 	FS vfs.FS
 
 	// Now is the clock. Default time.Now.
@@ -69,6 +71,9 @@ type Options struct {
 
 	bootID    string        // the kernel's, if not empty; for tests
 	scanRetry time.Duration // scanRetryAfter, if not 0; for tests
+
+	watch time.Duration       // watchEvery, if not 0; for tests
+	wrap  func(vfs.FS) vfs.FS // put around each root that is opened, if not nil; for tests
 }
 
 func (o *Options) ensureDefaults() {
@@ -92,6 +97,12 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.scanRetry == 0 {
 		o.scanRetry = scanRetryAfter
+	}
+	if o.watch == 0 {
+		o.watch = watchEvery
+	}
+	if o.wrap == nil {
+		o.wrap = func(f vfs.FS) vfs.FS { return f }
 	}
 }
 

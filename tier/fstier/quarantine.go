@@ -43,7 +43,7 @@ func (t *Tier) loadQuarantine() error {
 		return nil
 	})
 	slices.SortFunc(q.files, func(a, b aside) int { return strings.Compare(a.name, b.name) })
-	t.mu.account.found(q.bytes)
+	t.found(q.bytes)
 	t.pruneLocked()
 	return err
 }
@@ -82,7 +82,7 @@ func (t *Tier) Quarantine() (files int, bytes, removed int64) {
 
 // SetAside is in tier.SetAsider: the copy goes to the quarantine.
 func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key, why string) error {
-	if err := t.enter(); err != nil {
+	if err := t.enter("set aside"); err != nil {
 		return err
 	}
 	defer t.leave()
@@ -173,6 +173,9 @@ func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, st vfs.Inf
 	base := fmt.Sprintf("%020d-%d-%.16s-%s", t.o.Now().UnixNano(), t.mu.tmpSeq, n.dir, key)
 	t.mu.Unlock()
 	err := t.fs.Rename(from, nameQuarantine+"/"+base)
+	if gone(err) && t.makeDir(nameQuarantine) == nil { // somebody may have removed it
+		err = t.fs.Rename(from, nameQuarantine+"/"+base)
+	}
 	if err == nil && !st.Dir() {
 		q.files = append(q.files, aside{base, st.Bytes})
 		q.bytes += st.Bytes

@@ -28,7 +28,10 @@ func (t *Tier) checkItem(op string, ns *block.Namespace, it *tier.Item) error {
 
 // Read is in tier.Tier. It works through the items in order, one file each.
 func (t *Tier) Read(ctx context.Context, ns *block.Namespace, items []tier.Item) {
-	if err := t.enter(); err != nil {
+	if err := t.enter("read"); err != nil {
+		if t.lostRoot() != nil {
+			err = tier.ErrNotFound
+		}
 		failAll(items, err)
 		return
 	}

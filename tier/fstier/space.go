@@ -282,9 +282,13 @@ func (t *Tier) takeOver(v victim) (*reservation, error) {
 			err = nil // done all the same
 		}
 	}
-	ours := err == nil && mu.readers.Load() == 0
+	moved := err == nil
+	if gone(err) { // the victim is, or tmp: somebody removed it
+		err = t.fs.Remove(v.n.file(v.key))
+	}
+	ours := moved && mu.readers.Load() == 0
 	stuck := false
-	if err == nil && !ours {
+	if moved && !ours {
 		if err := t.fs.Remove(tmp); err != nil && !gone(err) {
 			stuck = true
 			t.log.Warn("cannot remove an evicted file", "path", t.path(tmp), "error", err)

@@ -111,18 +111,21 @@ func (t *Tier) openUsage() error {
 		_ = f.Close()
 		return err
 	}
+	t.mu.Lock()
 	a := &t.mu.account
 	a.bound, a.hasBound = decodeUsage(b[:n], u.boot)
-	u.file = f
-	if !a.hasBound {
-		// The file must have its bytes now: it is among what is counted. What
-		// it says cannot be believed either way.
-		a.bound = 0
-		err = u.write(t, 0, 0)
-	} else {
+	// A bound that cannot be believed is written as 0, since the file must have
+	// its bytes now: it is among what is counted.
+	u.persisted = 0
+	if a.hasBound {
 		u.persisted = t.boundFor(a.used())
-		err = u.write(t, u.persisted, 0)
+	} else {
+		a.bound = 0
 	}
+	to := u.persisted
+	t.mu.Unlock()
+	u.file = f
+	err = u.write(t, to, 0)
 	if err == nil {
 		err = f.Sync()
 	}
@@ -131,10 +134,9 @@ func (t *Tier) openUsage() error {
 		st, err = f.Stat()
 	}
 	if err != nil {
-		_ = f.Close()
-		return err
+		return err // the file is closed with the root
 	}
-	a.found(st.Bytes)
+	t.found(st.Bytes)
 	return nil
 }
 

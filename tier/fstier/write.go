@@ -15,7 +15,7 @@ import (
 
 // Write is in tier.Tier. It works through the items in order, one file each.
 func (t *Tier) Write(ctx context.Context, ns *block.Namespace, items []tier.Item) {
-	if err := t.enter(); err != nil {
+	if err := t.enter("write"); err != nil {
 		failAll(items, err)
 		return
 	}
@@ -137,7 +137,7 @@ func (t *Tier) create(n *namespace, key block.Key, size int64, r *reservation) (
 		return draft{f, ""}, err
 	}
 	tmp := t.tmpFile()
-	f, err := t.fs.Open(tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|t.directFlag, 0o600)
+	f, err := t.openTmp(tmp, t.directFlag)
 	if err != nil {
 		t.removeStray(tmp, r, size) // it may have been made all the same
 	}
