@@ -17,7 +17,7 @@ const (
 	headerTimeoutDefault  = 30 * time.Second
 	connsMaxDefault       = 64
 	idleConnTimeout       = 30 * time.Second // stores close them after some time as well
-	socketBuffer          = 64 << 10
+	writeBuffer           = 64 << 10         // the header leaves with the start of the body
 	headerBytesMax        = 64 << 10
 )
 
@@ -38,9 +38,11 @@ func newTransport(o *Options, roots *x509.CertPool) *http.Transport {
 		MaxIdleConnsPerHost:    o.ConnsMax,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: headerBytesMax,
-		ReadBufferSize:         socketBuffer,
-		WriteBufferSize:        socketBuffer,
-		Protocols:              &protocols,
+		// Reading has the small default: what is larger than its buffer goes past
+		// it, into the slot. Larger pieces than io.Copy's for the rest of a body
+		// were tried and cost more CPU, not less.
+		WriteBufferSize: writeBuffer,
+		Protocols:       &protocols,
 	}
 }
 
