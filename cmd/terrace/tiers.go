@@ -29,7 +29,8 @@ type tierType struct {
 }
 
 var tierTypes = map[string]tierType{
-	"fs": {settings: newFSSettings, open: openFS, info: fsInfo},
+	"fs":     {settings: newFSSettings, open: openFS, info: fsInfo},
+	"object": {settings: newObjectSettings, open: openObject, info: objectInfo},
 }
 
 func configTypes() config.Types {
