@@ -4,7 +4,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,16 +16,17 @@ import (
 )
 
 var (
-	seedFlag = flag.Uint64("core.seed", 0, "run the model test with this seed only")
-	opsFlag  = flag.Int("core.ops", 0, "operations of a run of the model test (default 4000)")
-	longFlag = flag.Duration("core.long", 0, "run the model test with fresh seeds for so long")
+	seedFlag  = flag.Uint64("core.seed", 0, "run the model test with this seed only")
+	opsFlag   = flag.Int("core.ops", 0, "operations of a run of the model test (default 4000)")
+	stepsFlag = flag.String("core.steps", "", "do only these steps of -core.seed, with commas between them")
+	longFlag  = flag.Duration("core.long", 0, "run the model test with fresh seeds for so long")
 )
 
 const opsPerSeed = 4000
 
-// runModel does ops operations of a seed. It returns how it failed, nil if it
-// did not, with the world as it then was.
-func runModel(seed uint64, ops int, loud bool, every int, mod func(*modelOptions)) (w *world, bad any) {
+// runModel does the numbered steps of a seed. It returns how it failed, nil if
+// it did not, with the world as it then was.
+func runModel(seed uint64, steps []int, loud bool, every int, mod func(*modelOptions)) (w *world, bad any) {
 	defer func() {
 		if e := recover(); e != nil {
 			bad = e
@@ -33,11 +37,36 @@ func runModel(seed uint64, ops int, loud bool, every int, mod func(*modelOptions
 	}()
 	w = newWorld(seed, loud, mod)
 	w.every = every
-	for range ops {
-		w.step()
+	for _, n := range steps {
+		w.step(n)
 	}
 	w.quiesce()
 	return w, nil
+}
+
+// upTo is the steps 1 to n.
+func upTo(n int) []int {
+	steps := make([]int, n)
+	for i := range steps {
+		steps[i] = i + 1
+	}
+	return steps
+}
+
+// modelKind is a failure without its numbers and keys.
+func modelKind(bad any) string {
+	first, _, _ := strings.Cut(fmt.Sprint(bad), "\n")
+	return regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`).ReplaceAllString(first, "")
+}
+
+// reduceModel takes steps away from a run that fails, as long as it fails in
+// the same way.
+func reduceModel(seed uint64, steps []int, bad any, mod func(*modelOptions), every int) []int {
+	kind := modelKind(bad)
+	return reduce(steps, time.Now().Add(30*time.Second), func(s []int) bool {
+		_, bad := runModel(seed, s, false, every, mod)
+		return bad != nil && modelKind(bad) == kind
+	})
 }
 
 // checkEvery is after how many operations all invariants are checked.
@@ -49,19 +78,20 @@ func checkEvery() int {
 }
 
 // model runs a seed, and once more with a log if it fails.
-func model(t *testing.T, seed uint64, ops int) *world {
+func model(t *testing.T, seed uint64, steps []int) *world {
 	t.Helper()
-	w, bad := runModel(seed, ops, false, checkEvery(), nil)
+	w, bad := runModel(seed, steps, false, checkEvery(), nil)
 	if bad == nil {
 		return w
 	}
-	at := ops
-	if w != nil {
-		at = w.op
-	}
 	// Every operation is checked from here on: the first that contradicts
-	// itself may be earlier.
-	w, bad = runModel(seed, at, true, 1, nil)
+	// itself may be earlier. Steps after it are none of the failure.
+	if w, bad = runModel(seed, steps, false, 1, nil); w != nil {
+		steps = slices.DeleteFunc(slices.Clone(steps), func(n int) bool { return n > w.op })
+	}
+	began, of := time.Now(), len(steps)
+	steps = reduceModel(seed, steps, bad, nil, 1)
+	w, bad = runModel(seed, steps, true, 1, nil)
 	tail := ""
 	if w != nil {
 		lines := w.log
@@ -72,7 +102,9 @@ func model(t *testing.T, seed uint64, ops int) *world {
 		}
 		tail = strings.Join(lines[max(0, len(lines)-60):], "\n")
 	}
-	t.Fatalf("seed %d: %v\n\nthe last operations:\n%s\n\nreplay: go test ./internal/core -run TestModel -core.seed=%d -core.ops=%d", seed, bad, tail, seed, at)
+	list := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(steps)), ","), "[]")
+	t.Fatalf("seed %d: %v\n\nreduced from %d to %d steps in %v; the last of them:\n%s\n\nreplay: go test ./internal/core -run 'TestModel$' -core.seed=%d -core.steps=%s",
+		seed, bad, of, len(steps), time.Since(began).Round(time.Millisecond), tail, seed, list)
 	return nil
 }
 
@@ -85,13 +117,24 @@ func TestModel(t *testing.T) {
 		ops = *opsFlag
 	}
 	if *seedFlag != 0 {
-		model(t, *seedFlag, ops)
+		steps := upTo(ops)
+		if *stepsFlag != "" {
+			steps = nil
+			for _, s := range strings.Split(*stepsFlag, ",") {
+				n, err := strconv.Atoi(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				steps = append(steps, n)
+			}
+		}
+		model(t, *seedFlag, steps)
 		return
 	}
 	fresh := uint64(time.Now().UnixNano())
 	if *longFlag > 0 {
 		for end, n := time.Now().Add(*longFlag), uint64(0); time.Now().Before(end); n++ {
-			model(t, fresh+n, ops)
+			model(t, fresh+n, upTo(ops))
 		}
 		return
 	}
@@ -110,9 +153,9 @@ func TestModel(t *testing.T) {
 		if n%10 == 9 {
 			seed = fresh + uint64(n)
 		}
-		w := model(t, seed, ops)
+		w := model(t, seed, upTo(ops))
 		leases += w.hits
-		total += int64(w.op)
+		total += int64(ops)
 		s := w.c.stats
 		sum.Lookups += s.Lookups
 		sum.Committed += s.Committed
@@ -150,16 +193,40 @@ func TestModel(t *testing.T) {
 // a failure could not be replayed.
 func TestModelReplays(t *testing.T) {
 	for seed := uint64(1); seed <= 5; seed++ {
-		a, bad := runModel(seed, 2000, false, 1000, nil)
+		a, bad := runModel(seed, upTo(2000), false, 1000, nil)
 		if bad != nil {
 			t.Fatal(bad)
 		}
-		b, bad := runModel(seed, 2000, false, 1000, nil)
+		b, bad := runModel(seed, upTo(2000), false, 1000, nil)
 		if bad != nil {
 			t.Fatal(bad)
 		}
 		if a.hash != b.hash {
 			t.Errorf("seed %d: two runs differ", seed)
+		}
+	}
+}
+
+// TestModelReduces shows that a failure of thousands of steps is reduced to the
+// few that it takes.
+func TestModelReduces(t *testing.T) {
+	for _, sab := range []sabotage{unpinBehind, commitUnwritten} {
+		mod := func(o *modelOptions) { o.sabotage = sab }
+		for seed := uint64(1); ; seed++ {
+			w, bad := runModel(seed, upTo(1000), false, 1<<30, mod)
+			if w == nil || !w.broken || bad == nil {
+				if seed == 60 {
+					t.Fatal("no seed notices")
+				}
+				continue
+			}
+			steps := reduceModel(seed, upTo(w.op), bad, mod, 1<<30)
+			_, small := runModel(seed, steps, false, 1<<30, mod)
+			if small == nil || len(steps) >= 20 {
+				t.Errorf("sabotage %d, seed %d: %d steps are reduced to %v, which fail with %v", sab, seed, w.op, steps, small)
+			}
+			t.Logf("sabotage %d, seed %d: %v\nreduced from %d to %d steps: %v", sab, seed, bad, w.op, len(steps), small)
+			break
 		}
 	}
 }
@@ -172,7 +239,7 @@ func TestModelCanary(t *testing.T) {
 		t.Run(fmt.Sprint(sab), func(t *testing.T) {
 			broken, noticed := 0, 0
 			for seed := uint64(1); seed <= 60 && noticed < 5; seed++ {
-				w, bad := runModel(seed, 2000, false, 1<<30, func(o *modelOptions) {
+				w, bad := runModel(seed, upTo(2000), false, 1<<30, func(o *modelOptions) {
 					o.sabotage, o.jumps, o.waits = sab, true, true
 				})
 				if w != nil && w.broken {

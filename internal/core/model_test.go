@@ -197,10 +197,11 @@ type failure string
 type world struct {
 	o     modelOptions
 	seed  uint64
+	pcg   *rand.PCG
 	r     *rand.Rand
 	c     *Core
 	now   Time
-	op    int
+	op    int // number of the step; see runModel
 	log   []string
 	loud  bool // keep the log
 	every int  // how often to check all invariants
@@ -302,8 +303,9 @@ func drawOptions(r *rand.Rand) modelOptions {
 }
 
 func newWorld(seed uint64, loud bool, mod func(*modelOptions)) *world {
-	r := rand.New(rand.NewPCG(seed, 0x7e88ace))
-	w := &world{seed: seed, r: r, o: drawOptions(r), loud: loud, every: 1, now: 1, byCore: map[*request]*simReq{}, probing: map[factKey]bool{},
+	pcg := rand.NewPCG(seed, 0x7e88ace)
+	r := rand.New(pcg)
+	w := &world{seed: seed, pcg: pcg, r: r, o: drawOptions(r), loud: loud, every: 1, now: 1, byCore: map[*request]*simReq{}, probing: map[factKey]bool{},
 		failed: map[factKey]Time{}, promos: map[simKey]bool{}, waits: map[WaitID]*simWait{}, finished: map[string]int{}}
 	if mod != nil {
 		mod(&w.o)
@@ -859,16 +861,19 @@ var operations = []struct {
 	{1, (*world).quiesce},
 }
 
-// step does one operation and checks what can be checked at small cost.
-func (w *world) step() {
-	w.op++
+// step does one operation and checks what can be checked at small cost. Its
+// random choices depend on its number, so that a step which is left out leaves
+// those after it as alike as can be.
+func (w *world) step(n int) {
+	w.op = n
+	w.pcg.Seed(w.seed, uint64(n)*0x9e3779b97f4a7c15)
 	w.now += Time(w.r.IntN(4))
 	if w.o.sabotage != honest && !w.broken && w.op > 200 {
 		w.doSabotage()
 	}
-	n := w.r.IntN(1000)
+	draw := w.r.IntN(1000)
 	for _, o := range operations {
-		if n -= o.weight; n < 0 {
+		if draw -= o.weight; draw < 0 {
 			o.do(w)
 			break
 		}
