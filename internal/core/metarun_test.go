@@ -35,9 +35,45 @@ const (
 	metaBugEnd
 )
 
-var metaBugs = [metaBugEnd]struct{ name, relation string }{
-	{"honest", ""}, {"early", "bytes"}, {"visible", "bytes"}, {"unpinned", "pinned"}, {"unfound", "found"}, {"survivor", "committed"},
-	{"leak", "idle"}, {"fifo", "larger-lru"}, {"salted", "same"}, {"unstorable", "agree"},
+var metaBugs = [metaBugEnd]struct {
+	name, relation string
+	seed           uint64 // to try first
+}{
+	{"honest", "", 0}, {"early", "bytes", 11}, {"visible", "bytes", 1}, {"unpinned", "pinned", 8}, {"unfound", "found", 1}, {"survivor", "committed", 1},
+	{"leak", "idle", 7}, {"fifo", "larger-lru", 1}, {"salted", "same", 10}, {"unstorable", "agree", 1},
+}
+
+// metaDid counts what runs did: one that hardly does anything passes as well.
+type metaDid struct {
+	ops, leases, stored, promoted, evicted, taken, refused, expired, late, failed, resets, restarts int64
+}
+
+func (d *metaDid) add(o metaDid) {
+	d.ops += o.ops
+	d.leases += o.leases
+	d.stored += o.stored
+	d.promoted += o.promoted
+	d.evicted += o.evicted
+	d.taken += o.taken
+	d.refused += o.refused
+	d.expired += o.expired
+	d.late += o.late
+	d.failed += o.failed
+	d.resets += o.resets
+	d.restarts += o.restarts
+}
+
+// count adds what the core has done since its start.
+func (m *metaRun) count() {
+	s := m.c.Stats()
+	m.did.add(metaDid{stored: s.Committed, evicted: s.Evicted, taken: s.ExtentsTaken, refused: s.Refused, expired: s.Expired, resets: s.Resets})
+	for _, t := range s.Tiers {
+		m.did.promoted += t.Blocks[Promotion]
+		m.did.late += t.Late
+		for _, n := range t.Failures {
+			m.did.failed += n
+		}
+	}
 }
 
 func (b metaBug) String() string { return metaBugs[b].name }
@@ -62,6 +98,7 @@ type metaRun struct {
 	at     int // operation
 	said   []metaSaid
 	failed *metaFailure
+	did    metaDid
 
 	shapes   [metaSpaces][]block.Group
 	mem      []uint64 // the region, a number a page
@@ -220,6 +257,8 @@ func runMeta(ops []metaOp, cfg metaConfig, bug metaBug) (m *metaRun) {
 		m.check()
 	}
 	m.end()
+	m.count()
+	m.did.ops = int64(len(ops))
 	return m
 }
 
@@ -959,6 +998,7 @@ func (m *metaRun) lease(q *metaReq, l Lease, k simKey) {
 			return
 		}
 	}
+	m.did.leases++
 	q.leases = append(q.leases, metaLease{Lease: l, k: k})
 }
 
@@ -1104,6 +1144,8 @@ func (m *metaRun) restart() {
 			}
 		}
 	}
+	m.count()
+	m.did.restarts++
 	m.start()
 }
 
