@@ -2,7 +2,6 @@ package core
 
 import (
 	"math/rand/v2"
-	"reflect"
 	"testing"
 	"time"
 
@@ -348,13 +347,6 @@ func TestEvictionPrefersBlocksThatAreSafeBelow(t *testing.T) {
 	r.store("lonely", keyRange(20, 24))
 	r.want("verdicts", r.verdicts("safe", keyRange(0, 4)), []Verdict{Hit, Hit, Hit, Hit})
 	r.want("in the primary", r.verdicts("safe", keyRange(10, 14)), []Verdict{HitPending, HitPending, HitPending, HitPending})
-}
-
-// What a block costs: the entry of its slot and, in the index, about 10 bytes.
-func TestMemoryPerBlock(t *testing.T) {
-	if n := reflect.TypeFor[slot]().Size(); n > 88 {
-		t.Errorf("a slot's entry has %d bytes", n)
-	}
 }
 
 // Dividing by multiplying is exact for every stride and page.
