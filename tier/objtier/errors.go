@@ -49,6 +49,9 @@ func (t *Tier) explain(op string, key block.Key, err error) error {
 	out := &tier.Error{Op: op, Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Err: err}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		out.Class = tier.ClassCancelled
+		if errors.Is(err, context.DeadlineExceeded) {
+			out.Cause = tier.CauseTimeout
+		}
 		return out
 	}
 	var se *s3.Error

@@ -15,7 +15,7 @@ import (
 // options are those of a tier in a store in memory.
 func options(server *s3test.Server, prefix string) Options {
 	return Options{Prefix: prefix, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		S3: s3.Options{Bucket: "b", Endpoint: "store", Scheme: "http", AccessKey: s3test.AccessKey, SecretKey: "secret", RoundTripper: server.RoundTripper()}}
+		S3: s3.Options{Bucket: "b", Endpoint: "store", Scheme: "http", AccessKey: s3test.AccessKey, SecretKey: "secret-of-the-test", RoundTripper: server.RoundTripper()}}
 }
 
 func TestConformance(t *testing.T) {
