@@ -2,13 +2,14 @@
 SOAK_FOR ?= 30m
 STEPS := build vet format test race invariants lint fuzz
 
-.PHONY: help check golden soak clean $(STEPS)
+.PHONY: help check golden soak object-demo clean $(STEPS)
 
 help:
 	@echo 'make check     all that CI runs'
 	@echo 'make STEP      one step of it: $(STEPS)'
 	@echo 'make golden    write the golden files of tests anew; look at the diff'
 	@echo 'make soak      half an hour at full speed under faults, then long runs with real processes and every fault of the sweeps: about an hour'
+	@echo 'make object-demo  a node above an S3 server of its own, with traffic, until Ctrl-C'
 	@echo 'make clean     remove built tools'
 
 check:
@@ -25,6 +26,9 @@ soak:
 	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v ./test/e2e -run '^TestSoak$$' -soak.for $(SOAK_FOR)
 	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v -skip '^TestSoak$$' ./test/e2e ./test/sweep
 	go test -count=1 -timeout 30m ./internal/core -run TestModel -core.long 10m
+
+object-demo:
+	@go run -C test/object ./demo
 
 clean:
 	rm -rf tools/bin
