@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -17,18 +16,7 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/signer"
-	"go.uber.org/goleak"
 )
-
-const benchServer = "TERRACE_S3_BENCH_SERVER"
-
-func TestMain(m *testing.M) {
-	if size := os.Getenv(benchServer); size != "" {
-		serveRaw(size)
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
 
 // serveRaw is a server that does nothing but move bytes: GET answers with as
 // many as it was told, PUT reads what comes. It ends with its stdin.
@@ -87,8 +75,7 @@ func serveRaw(size string) {
 }
 
 func startRaw(b testing.TB, size int) (addr string) {
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", benchServer, size))
+	cmd := self(context.Background(), fmt.Sprintf("%s=%d", benchServer, size))
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)

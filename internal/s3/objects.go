@@ -83,8 +83,9 @@ func (c *Client) noErrorInside(r *request, resp *http.Response) error {
 }
 
 // Get reads a whole object into parts, in order, and fails with KindLength if
-// it does not have exactly as many bytes as they have together. On an error
-// their content is undefined. They are read into by the calling goroutine only.
+// it does not have exactly as many bytes as they have together; such an error
+// is io.ErrUnexpectedEOF if the object has, and the answer broke off. On an
+// error their content is undefined. They are read into by the calling goroutine only.
 func (c *Client) Get(ctx context.Context, key string, parts ...[]byte) (Object, error) {
 	r := &request{op: "GET", method: http.MethodGet, key: key}
 	if err := checkKey(key); err != nil {
@@ -99,9 +100,11 @@ func (c *Client) Get(ctx context.Context, key string, parts ...[]byte) (Object, 
 		if resp.ContentLength != want {
 			return c.wrongLength(r, resp, fmt.Sprintf("want %d", want))
 		}
+		var got int64
 		for _, p := range parts {
-			if n, err := io.ReadFull(resp.Body, p); err != nil {
-				return r.short(c, n, len(p), err)
+			n, err := io.ReadFull(resp.Body, p)
+			if got += int64(n); err != nil {
+				return r.short(c, got, want, err)
 			}
 		}
 		// The transport's own bodies end here; one that does not is no answer
@@ -130,7 +133,7 @@ func (c *Client) GetSmall(ctx context.Context, key string, max int) ([]byte, Obj
 		}
 		var err error
 		if data, err = io.ReadAll(io.LimitReader(resp.Body, int64(max)+1)); err != nil {
-			return r.short(c, len(data), int(resp.ContentLength), err)
+			return r.short(c, int64(len(data)), resp.ContentLength, err)
 		}
 		if len(data) > max {
 			return r.length(c, fmt.Sprintf("more than %d bytes", max))
@@ -173,9 +176,9 @@ func (r *request) length(c *Client, text string) *Error {
 }
 
 // short is the failure of a body that ended, or broke, before its end.
-func (r *request) short(c *Client, n, want int, err error) error {
+func (r *request) short(c *Client, got, want int64, err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
-		e := r.error(c, fmt.Errorf("the body ended after %d bytes of a part of %d: %w", n, want, io.ErrUnexpectedEOF))
+		e := r.error(c, fmt.Errorf("the body ended after %d bytes of %d: %w", got, want, io.ErrUnexpectedEOF))
 		e.Kind, e.Status = KindLength, http.StatusOK
 		return e
 	}
