@@ -28,7 +28,7 @@ import (
 // Settings whose zero values get the defaults that docs/operations.md lists.
 type (
 	Bounds = core.Options     // timeouts and limits of the core; Size, ExtentBytes, Tiers and NewPolicy are not used
-	Limits = engine.Options   // limits of engines' connections; Node and Logger are not used
+	Limits = engine.Options   // limits of engines' connections; Node, Logger and Watch are not used
 	Lane   = transfer.Options // how a tier is driven; Logger is not used
 	Status = node.Status      // a node's account of itself
 	Pin    = node.Pin         // somebody who keeps a block from eviction
@@ -123,7 +123,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	l := o.Limits
-	l.Node, l.Logger = o.Version, o.Logger
+	l.Node, l.Logger, l.Watch = o.Version, o.Logger, n.node.Watch()
 	l.OnLookup = set.Lookup.Observe
 	n.server = engine.Serve(listener, backend{n.node}, l)
 	if n.admin != nil {

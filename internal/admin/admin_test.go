@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"reflect"
 	"regexp"
 	"runtime"
@@ -25,6 +26,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"go.uber.org/goleak"
 
+	"github.com/terrace-kv/terrace/internal/lifecycle"
 	"github.com/terrace-kv/terrace/internal/metrics"
 	"github.com/terrace-kv/terrace/internal/node"
 )
@@ -34,11 +36,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeNode struct {
 	status atomic.Pointer[node.Status]
 	pins   []node.Pin
+	loops  atomic.Pointer[[]lifecycle.LoopState]
 	verify func(time.Duration) node.VerifyReport
 }
 
 func (f *fakeNode) Status() node.Status       { return *f.status.Load() }
 func (f *fakeNode) Pins(limit int) []node.Pin { return f.pins[:min(limit, len(f.pins))] }
+
+func (f *fakeNode) Loops() []lifecycle.LoopState {
+	if p := f.loops.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
 
 func (f *fakeNode) Verify(pause time.Duration) node.VerifyReport { return f.verify(pause) }
 
@@ -114,6 +124,46 @@ func TestHealthAndReadiness(t *testing.T) {
 		if code, body := get(t, s, "/readyz"); code != x.ready || !strings.Contains(body, x.readyz) {
 			t.Errorf("%s: readyz %d %q", x.st.State, code, body)
 		}
+	}
+}
+
+// A loop that is down makes the node unhealthy and unready, and is named, without
+// a question to the node, which may not answer (B138).
+func TestLoopsThatAreDown(t *testing.T) {
+	n := fake(node.Status{State: "ready", Ready: true})
+	s := open(t, n)
+	n.loops.Store(&[]lifecycle.LoopState{{Name: "reaper"}, {Name: "ticker", Down: "has ended"}})
+	n.status.Store(nil) // whoever asks, panics
+	for _, page := range []string{"/healthz", "/readyz"} {
+		if code, body := get(t, s, page); code != 503 || !strings.Contains(body, "loop ticker has ended") || !strings.Contains(body, "stuck") || strings.Contains(body, "reaper") {
+			t.Errorf("%s: %d %s", page, code, body)
+		}
+	}
+	n.loops.Store(&[]lifecycle.LoopState{{Name: "reaper"}, {Name: "ticker"}})
+	n.status.Store(&node.Status{State: "ready", Ready: true})
+	for _, page := range []string{"/healthz", "/readyz"} {
+		if code, body := get(t, s, page); code != 200 {
+			t.Errorf("%s: %d %s", page, code, body)
+		}
+	}
+}
+
+// A page that panics ends the process: net/http would recover, and the node's
+// lock that it holds would stay taken.
+func TestPageThatPanicsEndsTheProcess(t *testing.T) {
+	const env = "ADMIN_TEST_PANIC"
+	if os.Getenv(env) != "" {
+		n := fake(node.Status{})
+		n.status.Store(nil)
+		resp, err := http.Get(open(t, n).URL() + "/v1/status")
+		fmt.Println("the node lives on", resp, err)
+		os.Exit(0)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestPageThatPanicsEndsTheProcess$")
+	cmd.Env = append(os.Environ(), env+"=1")
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 2 || !bytes.Contains(out, []byte("panic: admin server: /v1/status: ")) {
+		t.Fatalf("exit code %d\n%s", code, out)
 	}
 }
 

@@ -53,6 +53,10 @@ var (
 	primaryExtents   = counter("primary_extents_taken_total", "Extents that one size class took from another.")
 	primaryHits      = counter("primary_hit_blocks_total", "Blocks answered Hit without a promotion.")
 
+	loopUp    = gauge("loop_up", "0 while the loop is down: it has ended, or hangs.", "loop")
+	loopTurns = counter("loop_turns_total", "Turns that the loop has begun.", "loop")
+	loopBusy  = gauge("loop_busy_seconds", "How long the loop's turn has taken by now; 0 at rest.", "loop")
+
 	tableEntries = gauge("table_entries", "Entries of the node's tables; all are 0 when it is idle and no engine is connected.", "table")
 
 	lookupCalls = counter("lookup_calls_total", "Lookups answered.")
@@ -74,6 +78,7 @@ var (
 	tierCorrupt   = counter("tier_corrupt_blocks_total", "Copies whose bytes were not what had been stored. Any is an alarm.", "tier")
 	tierDropped   = counter("tier_dropped_blocks_total", "Writes to the tier that were not begun.", "tier", "cause")
 	tierLate      = counter("tier_late_results_total", "Results that came after their job had ended.", "tier")
+	tierPanics    = counter("tier_panics_total", "Calls that ended in a panic of the tier's code. Any is a bug of the tier.", "tier")
 	tierQueued    = gauge("tier_queued_blocks", "Blocks that wait for the tier.", "tier", "direction")
 	tierBlocks    = gauge("tier_blocks", "Blocks that the tier has.", "tier")
 	tierUsed      = gauge("tier_used_bytes", "Room that the tier takes, as its medium counts it.", "tier")
@@ -159,6 +164,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	num(primaryExtents, p.ExtentsTaken)
 	num(primaryHits, p.Hits)
 
+	for _, l := range s.Loops {
+		flag(loopUp, l.Down == "", l.Name)
+		num(loopTurns, l.Turns, l.Name)
+		send(loopBusy, l.BusySeconds, l.Name)
+	}
+
 	t := s.Tables
 	num(tableEntries, int64(t.Sessions), "sessions")
 	num(tableEntries, int64(t.Requests), "requests")
@@ -192,6 +203,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		num(tierCorrupt, t.Corrupt, t.Name)
 		byName(tierDropped, dropSet, t.Dropped, t.Name)
 		num(tierLate, t.Late, t.Name)
+		num(tierPanics, t.Panics, t.Name)
 		num(tierQueued, int64(t.QueuedReads), t.Name, "read")
 		num(tierQueued, int64(t.QueuedWrites), t.Name, "write")
 		num(tierBlocks, t.Blocks, t.Name)

@@ -2,7 +2,7 @@
 // otherwise: health, readiness, status, pins, metrics and profiles. All of it
 // is read-only; what holds up the node is a POST.
 //
-//	/healthz       200 while the node can answer, whatever it answers
+//	/healthz       200 while the node can answer and its loops take their turns; 503 with those that do not
 //	/readyz        200 when engines are served; 503 with what is missing
 //	/v1/status     node.Status as JSON
 //	/v1/pins       who keeps which block from eviction, and for how long

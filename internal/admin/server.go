@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/terrace-kv/terrace/internal/lifecycle"
 	"github.com/terrace-kv/terrace/internal/node"
 )
 
@@ -40,6 +41,9 @@ const (
 type Node interface {
 	Status() node.Status
 	Pins(limit int) []node.Pin // the oldest first, at most limit of them
+	// Loops tells the state of the node's loops. It never waits, not even for a
+	// node that is stuck.
+	Loops() []lifecycle.LoopState
 	Verify(pauseMax time.Duration) node.VerifyReport
 }
 
@@ -71,7 +75,7 @@ func Open(o Options) (*Server, error) {
 	}
 	s := &Server{listener: l}
 	s.http = &http.Server{
-		Handler:           s.guard(s.routes(o)),
+		Handler:           failStop(s.guard(s.routes(o))),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       headerTimeout,
 		WriteTimeout:      writeTimeout,
@@ -135,8 +139,27 @@ func (s *Server) status() node.Status {
 	return node.Status{State: "opening", Missing: []string{"node: opening"}}
 }
 
+// down says which loops of the node are, without asking the node itself, which
+// may not answer then.
+func (s *Server) down() (out []string) {
+	n := s.node.Load()
+	if n == nil {
+		return nil
+	}
+	for _, l := range (*n).Loops() {
+		if l.Down != "" {
+			out = append(out, "loop "+l.Name+" "+l.Down)
+		}
+	}
+	return out
+}
+
 // healthz asks the node, so that a node that is stuck does not answer.
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	if down := s.down(); down != nil {
+		reply(w, http.StatusServiceUnavailable, map[string]any{"state": "stuck", "down": down})
+		return
+	}
 	if st := s.status(); st.State == "closed" {
 		reply(w, http.StatusServiceUnavailable, map[string]string{"state": st.State})
 		return
@@ -145,7 +168,10 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
-	st, code := s.status(), http.StatusOK
+	st, code := node.Status{State: "stuck", Missing: s.down()}, http.StatusOK
+	if st.Missing == nil {
+		st = s.status()
+	}
 	if !st.Ready {
 		code = http.StatusServiceUnavailable
 	}
@@ -232,6 +258,15 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			reply(w, http.StatusMisdirectedRequest, map[string]string{"error": "use localhost or an address as host"})
 			return
 		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// failStop ends the process when a page panics. net/http would recover, and a
+// lock of the node that the page had taken would stay taken.
+func failStop(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer lifecycle.FailStop("admin server: " + r.URL.Path)
 		next.ServeHTTP(w, r)
 	})
 }

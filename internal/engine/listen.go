@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +36,7 @@ type Listener struct {
 	lock *os.File // held for the listener's life
 	id   fileID   // of the socket file
 
+	stopping            atomic.Bool // what ends accepting is asked for
 	stopOnce, closeOnce sync.Once
 	stopErr, closeErr   error
 }
@@ -125,6 +127,7 @@ func (l *Listener) Path() string { return l.path }
 // somebody else's. The lock stays: the path is still ours.
 func (l *Listener) stop() error {
 	l.stopOnce.Do(func() {
+		l.stopping.Store(true)
 		l.stopErr = l.unix.Close()
 		if fi, err := os.Lstat(l.path); err == nil && idOf(fi) == l.id {
 			l.stopErr = errors.Join(l.stopErr, os.Remove(l.path))

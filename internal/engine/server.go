@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/terrace-kv/terrace/internal/lifecycle"
 	"github.com/terrace-kv/terrace/internal/wire"
 )
 
@@ -55,6 +56,9 @@ type Options struct {
 
 	// Logger; default slog.Default.
 	Logger *slog.Logger
+
+	// Watch is told of the loop that accepts; may be nil.
+	Watch *lifecycle.Watch
 
 	// OnLookup, if given, is told of each lookup that did not wait: from frame
 	// read to reply written. It is called by many goroutines.
@@ -178,14 +182,21 @@ var (
 // acceptPause is how long accepting rests when descriptors run out.
 const acceptPause = 50 * time.Millisecond
 
+// acceptBound is how long letting one in may take: no more than locks.
+const acceptBound = 30 * time.Second
+
 func (s *Server) accept() {
+	loop := s.opts.Watch.Loop("accept", acceptBound)
 	for {
+		loop.Rest(0)
 		uc, err := s.listener.unix.AcceptUnix()
+		loop.Work()
 		if err == nil {
 			s.admit(uc)
 			continue
 		}
 		if errors.Is(err, net.ErrClosed) {
+			loop.End(s.listener.stopping.Load())
 			return
 		}
 		s.opts.Logger.Warn("engine socket: accept failed", "path", s.listener.path, "err", err)

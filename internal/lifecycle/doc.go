@@ -16,5 +16,9 @@
 // What was admitted may finish in every state. Health is another axis, and not
 // kept here.
 //
-// The package starts no goroutine. A gate holds one counter, no queue.
+// Watch is for the goroutines behind it that live as long: it notices one that
+// has died or hangs.
+//
+// The package starts no goroutine. A gate holds one counter, no queue; a watch
+// one entry a loop.
 package lifecycle

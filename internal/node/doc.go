@@ -5,7 +5,7 @@
 //
 // All are started by Open and waited for by Close:
 //
-//   - the ticker sleeps until the core's next deadline and calls Tick;
+//   - the ticker sleeps until the core's next deadline, or 5 s, and calls Tick;
 //   - summers compute checksums of blocks that were committed without one;
 //   - the reaper asks the locks of ended sessions until no process holds them;
 //   - the toucher tells tiers which blocks were used from the primary;
@@ -13,6 +13,11 @@
 //
 // Lanes have goroutines of their own (internal/transfer), which call back into
 // the node. Engines' calls run on the caller's goroutine.
+//
+// All but the last are loops that lifecycle.Watch watches: one that has ended or
+// takes longer than 30 s for a turn makes the node not ready, and is named. A panic in
+// the core or in the node ends the process, wherever it happens; one in a
+// tier's code is an error of that call.
 //
 // # Locks
 //

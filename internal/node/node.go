@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,11 @@ const (
 	touchQueue    = 256
 	summers       = 2
 	closeGrace    = 5 * time.Second // for lanes and tiers once the drain bound has passed
+
+	// loopBound is how long a turn of a loop may take. None waits for anything
+	// but the core's lock and memory: the longest is the sum of a large block
+	// whose memory nobody has touched.
+	loopBound = 30 * time.Second
 )
 
 // TierSpec is a secondary tier and how to drive it. The node owns the tier
@@ -49,6 +55,8 @@ type Options struct {
 	Socket   string // told in Status
 	Logger   *slog.Logger
 	Metrics  *metrics.Set // what the node observes; made by Open if nil
+
+	loopBound time.Duration // for tests
 }
 
 // Node is a primary with its tiers.
@@ -64,6 +72,9 @@ type Node struct {
 	ctx    context.Context // ended by Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+
+	watch *lifecycle.Watch
+	pulse time.Duration // the ticker takes a turn so often at least
 
 	wake     chan struct{} // the ticker's
 	reap     chan struct{}
@@ -106,6 +117,8 @@ type tierHandle struct {
 	touch tier.Toucher
 	last  atomic.Pointer[string] // last error
 
+	panics atomic.Int64 // of its code, in calls that the node makes itself
+
 	states [2]transfer.State // by transfer.Dir, guarded by Node.mu
 }
 
@@ -114,6 +127,9 @@ type tierHandle struct {
 func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
+	}
+	if o.loopBound == 0 {
+		o.loopBound = loopBound
 	}
 	var id [8]byte
 	if _, err := rand.Read(id[:]); err != nil {
@@ -125,7 +141,7 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		spaces: make([]*space, 1), byPrint: map[block.Fingerprint]*space{}, byName: map[string]*space{},
 		sessions: map[core.SessionID]*Session{}, lookups: map[core.WaitID]func(*core.Answer){},
 		flushes: map[core.WaitID]func(core.Flushed){}, resets: map[core.WaitID]func(bool){},
-		closeDone: make(chan struct{}),
+		closeDone: make(chan struct{}), watch: lifecycle.NewWatch(o.Logger), pulse: o.loopBound / 6,
 	}
 	n.touchers.New = func() any { return &touchBatch{} }
 	n.sumsReady = sync.NewCond(&n.mu)
@@ -154,7 +170,9 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 			ReadBlocksMax: o.Tiers[i].Lane.QueueItems, WriteBlocksMax: o.Tiers[i].Lane.QueueItems}
 		if h.known != nil {
 			f.Known = func(ns core.NamespaceID, keys []block.Key, out []tier.Presence) {
-				h.known.Known(n.spaces[ns].ns, keys, out)
+				if n.guard(i, "known", func() error { h.known.Known(n.spaces[ns].ns, keys, out); return nil }) != nil {
+					clear(out) // Unknown
+				}
 			}
 		}
 		co.Tiers = append(co.Tiers, f)
@@ -181,14 +199,14 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		}
 		h.lane = transfer.NewLane(i, h.tier, lo, n)
 	}
-	n.run(n.ticker)
-	for range summers {
-		n.run(n.summer)
+	n.loop("ticker", n.ticker)
+	for i := range summers {
+		n.loop(fmt.Sprintf("summer-%d", i+1), n.summer)
 	}
-	n.run(n.reaper)
-	n.run(n.toucher)
+	n.loop("reaper", n.reaper)
+	n.loop("toucher", n.toucher)
 	if o.Populate {
-		n.run(n.populator)
+		n.wg.Go(n.populator) // no loop: it ends when it has done its work
 	}
 	if err := n.gate.Ready(); err != nil {
 		return nil, err
@@ -196,8 +214,42 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	return n, nil
 }
 
-// run starts a goroutine that Close waits for.
-func (n *Node) run(f func()) { n.wg.Go(f) }
+// loop starts a goroutine that Close waits for, and that is watched until then.
+// If it panics, that is a bug in the node and ends the process.
+func (n *Node) loop(name string, f func(l *lifecycle.Loop)) {
+	l := n.watch.Loop(name, n.opt.loopBound)
+	n.wg.Go(func() {
+		f(l)
+		n.mu.Lock()
+		asked := n.closed
+		n.mu.Unlock()
+		l.End(asked)
+	})
+}
+
+// Watch is the watch of the node's loops. Whoever has a loop that the node
+// cannot do without adds it.
+func (n *Node) Watch() *lifecycle.Watch { return n.watch }
+
+// Loops tells the state of the loops. It waits for nothing, not even for a
+// node that is stuck.
+func (n *Node) Loops() []lifecycle.LoopState { return n.watch.Check() }
+
+// guard makes a call of a tier's code that no lane makes. A panic there is an
+// error of that call and ends nothing else.
+func (n *Node) guard(t int, op string, call func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			h := n.tiers[t]
+			err = &tier.Error{Op: op, Tier: h.info.Name, Class: tier.ClassPermanent, Err: fmt.Errorf("the tier panicked: %v", r), Hint: "this is a bug; its stack is in the log"}
+			n.noteError(t, err)
+			if c := h.panics.Add(1); c&(c-1) == 0 { // ever more rarely
+				n.log.Error("a tier panicked", "tier", h.info.Name, "call", op, "panic", r, "times", c, "stack", string(debug.Stack()))
+			}
+		}
+	}()
+	return call()
+}
 
 // now is the core's clock: nanoseconds since the start, from 1 on.
 func (n *Node) now() core.Time { return core.Time(time.Since(n.start)) + 1 }
@@ -313,6 +365,7 @@ func (n *Node) refuse(e *core.StartJob) {
 
 // JobResults implements transfer.Sink.
 func (n *Node) JobResults(lane int, id transfer.JobID, results []transfer.Result, last bool) {
+	defer lifecycle.FailStop("node: results of a tier") // lanes recover
 	res := make([]core.JobResult, len(results))
 	for i, r := range results {
 		res[i] = core.JobResult{Index: r.Index, Sum: r.Sum}
@@ -337,6 +390,7 @@ func (n *Node) JobResults(lane int, id transfer.JobID, results []transfer.Result
 
 // ProbeResult implements transfer.Sink.
 func (n *Node) ProbeResult(lane int, id transfer.JobID, found []bool, err error) {
+	defer lifecycle.FailStop("node: results of a tier") // lanes recover
 	if err != nil {
 		n.noteError(lane, err)
 	}
@@ -348,6 +402,7 @@ func (n *Node) ProbeResult(lane int, id transfer.JobID, found []bool, err error)
 
 // Health implements transfer.Sink.
 func (n *Node) Health(lane int, dir transfer.Dir, s transfer.State) {
+	defer lifecycle.FailStop("node: results of a tier") // lanes recover
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	h := n.tiers[lane]
@@ -367,25 +422,31 @@ func (n *Node) noteError(t int, err error) {
 }
 
 // ticker calls Tick at the core's deadlines.
-func (n *Node) ticker() {
-	t := time.NewTimer(time.Hour)
+// ticker also takes a turn when there is nothing to do: so it notices a lock
+// that nobody gives back, and sees to it that the log tells of other loops.
+func (n *Node) ticker(l *lifecycle.Loop) {
+	wait := n.pulse
+	t := time.NewTimer(wait)
 	defer t.Stop()
 	for {
+		l.Rest(wait)
 		select {
 		case <-n.ctx.Done():
 			return
 		case <-n.wake:
 		case <-t.C:
 		}
+		l.Work()
+		n.watch.Check()
 		n.mu.Lock()
 		if n.alarm != 0 && n.alarm <= n.now() {
 			n.core.Tick(n.now())
 			n.alarm = 0
 			n.perform()
 		}
-		wait := time.Hour
+		wait = n.pulse
 		if n.alarm != 0 {
-			wait = max(0, time.Duration(n.alarm-n.now()))
+			wait = min(wait, max(0, time.Duration(n.alarm-n.now())))
 		}
 		n.mu.Unlock()
 		t.Reset(wait)
@@ -393,13 +454,15 @@ func (n *Node) ticker() {
 }
 
 // summer computes the checksums of blocks that were committed without one.
-func (n *Node) summer() {
+func (n *Node) summer(l *lifecycle.Loop) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for {
 		for len(n.sums) == 0 && !n.closed {
+			l.Rest(0)
 			n.sumsReady.Wait()
 		}
+		l.Work()
 		if len(n.sums) == 0 {
 			return
 		}
@@ -425,15 +488,17 @@ type touchBatch struct {
 	keys []block.Key
 }
 
-func (n *Node) toucher() {
+func (n *Node) toucher(l *lifecycle.Loop) {
 	for {
+		l.Rest(0)
 		select {
 		case <-n.ctx.Done():
 			return
 		case b := <-n.touches:
-			for _, h := range n.tiers {
+			l.Work()
+			for i, h := range n.tiers {
 				if h.touch != nil {
-					h.touch.Touch(b.ns, b.keys)
+					_ = n.guard(i, "touch", func() error { h.touch.Touch(b.ns, b.keys); return nil }) // noted there
 				}
 			}
 			b.keys = b.keys[:0]
@@ -466,12 +531,17 @@ func (n *Node) used(ns *block.Namespace, keys [][]block.Key, a *core.Answer) {
 
 // reaper asks the locks of ended sessions until no process of theirs can write
 // any more, and only then gives their slots back.
-func (n *Node) reaper() {
+func (n *Node) reaper(l *lifecycle.Loop) {
 	const soon, late = 10 * time.Millisecond, time.Second
-	wait := soon
+	wait, left := soon, 0
 	t := time.NewTimer(time.Hour)
 	defer t.Stop()
 	for {
+		if left > 0 {
+			l.Rest(wait)
+		} else {
+			l.Rest(0)
+		}
 		select {
 		case <-n.ctx.Done():
 			return
@@ -480,6 +550,7 @@ func (n *Node) reaper() {
 		case <-t.C:
 			wait = min(2*wait, late)
 		}
+		l.Work()
 		n.mu.Lock()
 		dying := n.dying
 		n.dying = nil
@@ -492,7 +563,7 @@ func (n *Node) reaper() {
 		}
 		n.mu.Lock()
 		n.dying = append(n.dying, still...)
-		left := len(n.dying)
+		left = len(n.dying)
 		n.mu.Unlock()
 		if left > 0 {
 			t.Reset(wait)

@@ -16,7 +16,7 @@ import (
 func (n *Node) Status() Status {
 	s := Status{
 		Version: n.opt.Version, BootID: n.boot, PID: pid(), UptimeSeconds: time.Since(n.start).Seconds(),
-		State: n.gate.State().String(), Socket: n.opt.Socket, Sessions: []SessionStatus{}, Namespaces: []NamespaceStatus{},
+		State: n.gate.State().String(), Socket: n.opt.Socket, Loops: []LoopStatus{}, Sessions: []SessionStatus{}, Namespaces: []NamespaceStatus{},
 	}
 	n.mu.Lock()
 	c := n.core.Stats()
@@ -37,10 +37,16 @@ func (n *Node) Status() Status {
 	n.mu.Unlock()
 	slices.SortFunc(s.Sessions, func(a, b SessionStatus) int { return cmp.Compare(a.ID, b.ID) })
 
-	s.Ready = s.State == "ready"
-	if !s.Ready {
+	if s.State != "ready" {
 		s.Missing = append(s.Missing, "node is "+s.State)
 	}
+	for _, l := range n.watch.Check() {
+		s.Loops = append(s.Loops, LoopStatus{Name: l.Name, Turns: l.Turns, BusySeconds: l.Busy.Seconds(), Down: l.Down})
+		if l.Down != "" {
+			s.Missing = append(s.Missing, "loop "+l.Name+" "+l.Down)
+		}
+	}
+	s.Ready = len(s.Missing) == 0
 	s.Primary = n.primaryStatus(&c)
 	s.Tables = TableStatus{Sessions: c.Sessions, Requests: c.Requests + c.Handovers, Pins: c.Pins, Reservations: c.Reservations,
 		Jobs: c.Jobs, Waits: c.Waits, Quarantined: c.QuietSlots}
@@ -55,7 +61,7 @@ func (n *Node) Status() Status {
 		ts := TierStatus{
 			Name: h.info.Name, Type: h.info.Type, ReadHealth: states[i][transfer.Read].String(), WriteHealth: states[i][transfer.Write].String(),
 			Hits: t.Hits, ReadBytes: t.Bytes[core.Promotion], WriteBytes: t.Bytes[core.Cascade], WrittenBlocks: t.Blocks[core.Cascade],
-			Corrupt: t.Corrupt, Late: t.Late, QueuedReads: l.Read.QueuedItems, QueuedWrites: l.Write.QueuedItems + c.Waiting[i],
+			Corrupt: t.Corrupt, Late: t.Late, Panics: h.panics.Load() + int64(l.Read.Panics+l.Write.Panics+l.Probe.Panics), QueuedReads: l.Read.QueuedItems, QueuedWrites: l.Write.QueuedItems + c.Waiting[i],
 			Failures: map[string]int64{}, Dropped: map[string]int64{}, ScanDone: true,
 		}
 		for _, cause := range tier.Causes() {

@@ -57,10 +57,10 @@ func (n *Node) OpenSession(ctx context.Context, g Greeting) (*Session, error) {
 	for i, h := range n.tiers {
 		var err error
 		if op, ok := h.tier.(tier.NamespaceOpener); ok {
-			err = op.OpenNamespace(ctx, g.NS)
+			err = n.guard(i, "open_namespace", func() error { return op.OpenNamespace(ctx, g.NS) })
 		}
 		if k, ok := h.tier.(tier.NameKeeper); ok && err == nil && g.Name != "" {
-			err = k.KeepName(ctx, g.Name, g.NS)
+			err = n.guard(i, "keep_name", func() error { return k.KeepName(ctx, g.Name, g.NS) })
 		}
 		switch {
 		case errors.Is(err, tier.ErrNamespaceMismatch):

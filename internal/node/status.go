@@ -19,6 +19,7 @@ type Status struct {
 	Lookups    LookupStatus      `json:"lookups"`
 	Stores     StoreStatus       `json:"stores"`
 	Tiers      []TierStatus      `json:"tiers"` // secondaries, in lookup order
+	Loops      []LoopStatus      `json:"loops"`
 	Sessions   []SessionStatus   `json:"sessions"`
 	Namespaces []NamespaceStatus `json:"namespaces"`
 }
@@ -85,6 +86,7 @@ type TierStatus struct {
 	Corrupt       int64            `json:"corrupt_total"`
 	Dropped       map[string]int64 `json:"dropped_total"` // cascades not started, by cause
 	Late          int64            `json:"late_results_total"`
+	Panics        int64            `json:"panics_total"` // calls that ended in a panic of the tier's code
 	QueuedReads   int              `json:"queued_reads"`
 	QueuedWrites  int              `json:"queued_writes"`
 	Blocks        int64            `json:"blocks"`
@@ -96,6 +98,14 @@ type TierStatus struct {
 	ScanBlocks    int64            `json:"scan_blocks"`
 	ScanError     string           `json:"scan_error,omitempty"`
 	LastError     string           `json:"last_error,omitempty"`
+}
+
+// LoopStatus is one of the goroutines that the node cannot do without.
+type LoopStatus struct {
+	Name        string  `json:"name"`
+	Turns       int64   `json:"turns_total"`
+	BusySeconds float64 `json:"busy_seconds"`   // how long its turn lasts by now; 0 at rest
+	Down        string  `json:"down,omitempty"` // why it is down; the node is not ready then
 }
 
 // SessionStatus is one engine's connection.
