@@ -50,24 +50,24 @@ type metaArg struct {
 
 // metaVerbs lists the operations: s whose they are and what they take.
 var metaVerbs = map[string]struct{ who, args string }{
-	"space":   {"n", "shape"},                                  // the groups of a namespace, before all else
-	"open":    {"s", "ns"},                                     // a session on a namespace
-	"close":   {"s", ""},                                       // it dies; its workers may go on writing
-	"quiet":   {"s", ""},                                       // its workers are gone
-	"new":     {"q", "remote noload nostore maxload maxstore"}, // a request; the caps are in tokens, plus 1
-	"lookup":  {"q", "chain tokens wait peek"},                 // of a prompt
-	"store":   {"q", "group chain first count"},                // reserve blocks and begin to write them
-	"commit":  {"q", "nosum"},                                  // what the request has reserved, written to the end
-	"abort":   {"q", ""},                                       // the same, given back
-	"pin":     {"q", "group chain first count"},                // what is committed of these
-	"unpin":   {"q", ""},                                       // all leases that it has
-	"touch":   {"s", "group chain first count"},                //
-	"finish":  {"q", ""},                                       //
-	"flush":   {"q", "wait"},                                   //
-	"reset":   {"", "wait"},                                    //
-	"restart": {"", ""},                                        // an empty primary over the same tiers
-	"sleep":   {"", "for"},                                     // time passes
-	"rest":    {"", ""},                                        // until nothing is under way
+	"space":   {"n", "shape"},                                           // the groups of a namespace, before all else
+	"open":    {"s", "ns"},                                              // a session on a namespace
+	"close":   {"s", ""},                                                // it dies; its workers may go on writing
+	"quiet":   {"s", ""},                                                // its workers are gone
+	"new":     {"q", "remote noload nostore lastonly maxload maxstore"}, // a request; the caps are in tokens, plus 1
+	"lookup":  {"q", "chain tokens wait peek"},                          // of a prompt
+	"store":   {"q", "group chain first count"},                         // reserve blocks and begin to write them
+	"commit":  {"q", "nosum"},                                           // what the request has reserved, written to the end
+	"abort":   {"q", ""},                                                // the same, given back
+	"pin":     {"q", "group chain first count"},                         // what is committed of these
+	"unpin":   {"q", ""},                                                // all leases that it has
+	"touch":   {"s", "group chain first count"},                         //
+	"finish":  {"q", ""},                                                //
+	"flush":   {"q", "wait"},                                            //
+	"reset":   {"", "wait"},                                             //
+	"restart": {"", ""},                                                 // an empty primary over the same tiers
+	"sleep":   {"", "for"},                                              // time passes
+	"rest":    {"", ""},                                                 // until nothing is under way
 }
 
 func (o metaOp) get(name string) int {
@@ -210,7 +210,7 @@ func genMeta(seed uint64, n int) (ops []metaOp) {
 			add("lookup", q.who, "chain", q.chain, "tokens", q.tokens, "wait", wait, "peek", btoi(peeks && chance(20)))
 		}
 		flag := func(on bool, percent int) int { return btoi(on && chance(percent)) }
-		add("new", q.who, "remote", flag(remote, 20), "noload", flag(filters, 15), "nostore", flag(filters, 20),
+		add("new", q.who, "remote", flag(remote, 20), "noload", flag(filters, 15), "nostore", flag(filters, 15), "lastonly", flag(filters, 30),
 			"maxload", flag(caps, 20)*(1+r.IntN(metaTokens)), "maxstore", flag(caps, 20)*(1+r.IntN(metaTokens)))
 		q.todo = append(q.todo, lookup)
 		if chance(30) {
@@ -644,6 +644,7 @@ func metaPlan(seed uint64) (plan []metaCheck) {
 type metaRuns struct {
 	ops  []metaOp
 	bug  metaBug
+	all  bool // check all invariants after each operation
 	runs map[metaConfig]*metaRun
 	did  metaDid
 }
@@ -651,7 +652,7 @@ type metaRuns struct {
 func (m *metaRuns) run(c metaConfig) *metaRun {
 	r := m.runs[c]
 	if r == nil {
-		r = runMeta(m.ops, c, m.bug)
+		r = runMeta(m.ops, c, m.bug, m.all)
 		m.runs[c] = r
 		m.did.add(r.did)
 	}
@@ -679,7 +680,7 @@ func (m *metaRuns) check(k metaCheck) *metaFailure {
 }
 
 func checkMeta(ops []metaOp, bug metaBug, k metaCheck) *metaFailure {
-	return (&metaRuns{ops: ops, bug: bug, runs: map[metaConfig]*metaRun{}}).check(k)
+	return (&metaRuns{ops: ops, bug: bug, all: true, runs: map[metaConfig]*metaRun{}}).check(k)
 }
 
 // reduceMeta shrinks what fails: first to the one configuration that fails by
@@ -687,6 +688,9 @@ func checkMeta(ops []metaOp, bug metaBug, k metaCheck) *metaFailure {
 // long as the same relation fails.
 func reduceMeta(ops []metaOp, bug metaBug, k metaCheck, f *metaFailure, within time.Duration) ([]metaOp, metaCheck, *metaFailure) {
 	until := time.Now().Add(within)
+	if g := checkMeta(ops, bug, k); g != nil {
+		f = g // with all invariants checked it may contradict itself earlier
+	}
 	try := func(o []metaOp, c metaCheck) bool {
 		if time.Now().After(until) {
 			return false
@@ -923,7 +927,7 @@ func TestMetaText(t *testing.T) {
 			}
 		}
 		c := drawMeta(rand.New(rand.NewPCG(seed, 1)))
-		a, b := runMeta(ops, c, metaHonest), runMeta(ops, c, metaHonest)
+		a, b := runMeta(ops, c, metaHonest, false), runMeta(ops, c, metaHonest, true)
 		if a.dump() != b.dump() {
 			t.Errorf("seed %d: two runs differ", seed)
 		}

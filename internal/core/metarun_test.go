@@ -93,6 +93,7 @@ type metaSaid struct {
 type metaRun struct {
 	cfg    metaConfig
 	bug    metaBug
+	all    bool // check all invariants after each operation
 	c      *Core
 	now    Time
 	at     int // operation
@@ -115,6 +116,23 @@ type metaRun struct {
 	below     map[simKey]bool // some tier has had it
 	acked     map[simKey]bool // some tier has said that it has it
 	filling   map[simKey]int  // reserved, or without a checksum yet
+	named     map[metaName]simKey
+}
+
+// metaName is how the core names a block to an engine.
+type metaName struct {
+	slot Slot
+	gen  uint32
+}
+
+// names checks that a name stands for one block only, however often its slot is
+// used: a late call about an old block must not mean a new one.
+func (m *metaRun) names(s Slot, gen uint32, k simKey, granted bool) {
+	n := metaName{s, gen}
+	if was, ok := m.named[n]; ok && (granted || was != k) {
+		m.fail("answers", "slot %d generation %d stands for %s and stood for %s", s, gen, name(k), name(was))
+	}
+	m.named[n] = k
 }
 
 type metaTier struct {
@@ -214,8 +232,8 @@ func (m *metaRun) chance(percent int, what string, t int, k simKey) bool {
 }
 
 // runMeta performs operations under a configuration.
-func runMeta(ops []metaOp, cfg metaConfig, bug metaBug) (m *metaRun) {
-	m = &metaRun{cfg: cfg, bug: bug, now: 1, said: make([]metaSaid, len(ops)), waits: map[WaitID]metaWait{}, drawn: map[metaDraw]uint64{},
+func runMeta(ops []metaOp, cfg metaConfig, bug metaBug, all bool) (m *metaRun) {
+	m = &metaRun{cfg: cfg, bug: bug, all: all, now: 1, said: make([]metaSaid, len(ops)), waits: map[WaitID]metaWait{}, drawn: map[metaDraw]uint64{},
 		below: map[simKey]bool{}, acked: map[simKey]bool{}}
 	defer func() {
 		if e := recover(); e != nil {
@@ -304,7 +322,10 @@ func (m *metaRun) start() {
 		o.ReservationTimeout *= 1 << 20
 	}
 	for i, mode := range cfg.tiers {
-		f := TierFacts{Name: string(mode), ReadBlocksMax: cfg.readCredit, WriteBlocksMax: cfg.writeCredit}
+		f := TierFacts{Name: string(mode), Medium: "other", ReadBlocksMax: cfg.readCredit, WriteBlocksMax: cfg.writeCredit}
+		if i == len(cfg.tiers)-1 {
+			f.Medium = "last"
+		}
 		if mode != 'p' {
 			f.Known = func(ns NamespaceID, keys []block.Key, out []tier.Presence) { m.known(i, mode, ns, keys, out) }
 		}
@@ -317,7 +338,7 @@ func (m *metaRun) start() {
 	m.mem = make([]uint64, cfg.pages)
 	m.sessions, m.jobs, m.sums = nil, nil, nil
 	clear(m.waits)
-	m.committed, m.filling = map[simKey]bool{}, map[simKey]int{}
+	m.committed, m.filling, m.named = map[simKey]bool{}, map[simKey]int{}, map[metaName]simKey{}
 	for n := range m.shapes {
 		groups := slices.Clone(m.shapes[n])
 		for g := range groups {
@@ -734,6 +755,9 @@ func (m *metaRun) do(o metaOp) {
 		if o.get("nostore") > 0 {
 			p.StoreTiers = []TierFilter{}
 		}
+		if o.get("lastonly") > 0 && p.StoreTiers == nil {
+			p.StoreTiers = []TierFilter{{Medium: "last"}}
+		}
 		err := m.c.NewRequest(m.now, s.id, id, p)
 		m.perform()
 		if q != nil {
@@ -765,6 +789,7 @@ func (m *metaRun) do(o metaOp) {
 			n[gr.Status]++
 			if gr.Status == Granted {
 				k := m.key(s.ns, keys[i])
+				m.names(gr.Slot, gr.Gen, k, true)
 				m.scribble(gr.Slot, k)
 				m.filling[k]++
 				m.hurry()
@@ -990,6 +1015,7 @@ func (m *metaRun) pinned(k simKey) bool {
 
 func (m *metaRun) lease(q *metaReq, l Lease, k simKey) {
 	m.wantBytes("lease", l.Slot, l.Sum, k)
+	m.names(l.Slot, l.Gen, k, false)
 	if !m.committed[k] && !m.below[k] {
 		m.fail("committed", "a lease on %s, which was never committed, or not since the primary was emptied", name(k))
 	}
@@ -1248,7 +1274,7 @@ func (m *metaRun) check() {
 	if invariants.Enabled {
 		every = 4
 	}
-	if m.bug == metaHonest && m.at%every == 0 {
+	if m.bug == metaHonest && (m.all || m.at%every == 0) {
 		if err := m.c.CheckInvariants(); err != nil {
 			m.fail("invariants", "%v", err)
 		}
