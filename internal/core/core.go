@@ -25,6 +25,12 @@ type TierFacts struct {
 	// Known answers from memory, for keys of one namespace. nil: nothing is
 	// known without a probe.
 	Known func(ns NamespaceID, keys []block.Key, out []tier.Presence)
+	// Bound: what the tier has depends on the request; only one with a Peer
+	// sees it, what is learned of it is that request's own, and nothing is ever
+	// written to it. At most one tier is bound.
+	Bound bool
+	// Bounds of its jobs; 0: those of the options.
+	ProbeTimeout, PromoteTimeout time.Duration
 	// Credit: blocks in unfinished promotions and cascades, at most.
 	ReadBlocksMax, WriteBlocksMax int
 }
@@ -100,6 +106,8 @@ func (o Options) WithDefaults() Options {
 	for i := range o.Tiers {
 		num(&o.Tiers[i].ReadBlocksMax, 4096)
 		num(&o.Tiers[i].WriteBlocksMax, 4096)
+		def(&o.Tiers[i].ProbeTimeout, o.ProbeTimeout)
+		def(&o.Tiers[i].PromoteTimeout, o.PromoteTimeout)
 	}
 	return o
 }
@@ -162,6 +170,8 @@ type Core struct {
 	factAge   [2][]factAge // FIFO by expiry: probe answers, failed reads
 	timers    timers
 	rejudge   []*request
+	supplied  []*request          // more of their hand-overs is readable since the last settle
+	supplies  map[uint64]*request // hand-overs with a name that have not ended, by seq
 	reset     *reset
 	draining  bool
 	lastID    uint64
@@ -246,6 +256,7 @@ func New(o Options) (*Core, error) {
 		facts:    make(map[factKey]*fact),
 		fills:    make([]fill, 1),
 		tiers:    make([]tierState, len(o.Tiers)),
+		supplies: make(map[uint64]*request),
 	}
 	for pages := o.Size / PageSize; pages > 0; {
 		n := min(pages, o.ExtentBytes/PageSize)

@@ -29,7 +29,17 @@ const (
 type factKey struct {
 	tier uint8
 	ns   NamespaceID
+	src  uint64 // of the bound tier: the request's seq
 	key  block.Key
+}
+
+// source is what knowledge of a tier belongs to besides its keys: a request, of
+// the bound tier.
+func (c *Core) source(t int, q *request) uint64 {
+	if c.tiers[t].facts.Bound {
+		return q.seq
+	}
+	return 0
 }
 
 // factAge is an entry of a FIFO of facts; one whose seq is not the fact's has
@@ -42,8 +52,8 @@ type factAge struct {
 
 // factOf combines what the tier knows with what the core remembers. why is a
 // Miss that settles the tier; under says that a probe is under way.
-func (c *Core) factOf(t int, ns NamespaceID, key *block.Key, p tier.Presence) (_ tier.Presence, under bool, why Verdict) {
-	f := c.facts[factKey{uint8(t), ns, *key}]
+func (c *Core) factOf(t int, q *request, key *block.Key, p tier.Presence) (_ tier.Presence, under bool, why Verdict) {
+	f := c.facts[factKey{uint8(t), q.s.ns, c.source(t, q), *key}]
 	if f == nil {
 		return p, false, VerdictNone
 	}
@@ -110,8 +120,8 @@ func (c *Core) expireFacts() {
 	}
 }
 
-func (c *Core) distrust(t int, ns NamespaceID, key *block.Key) {
-	k := factKey{uint8(t), ns, *key}
+func (c *Core) distrust(j *job, key *block.Key) {
+	k := factKey{uint8(j.tier), j.ns, j.src, *key}
 	if f := c.facts[k]; f != nil && f.state == factProbing {
 		return // the probe's answer will be news
 	}
@@ -123,15 +133,15 @@ func (c *Core) believe(t int, ns NamespaceID, key *block.Key) {
 	if len(c.facts) == 0 {
 		return
 	}
-	k := factKey{uint8(t), ns, *key}
+	k := factKey{uint8(t), ns, 0, *key}
 	if f := c.facts[k]; f != nil && f.state != factProbing {
 		delete(c.facts, k) // its factAge entry is dropped when met
 	}
 }
 
 // addProbe notes that a key is to be asked for by the lookup under way.
-func (c *Core) addProbe(t int, ns NamespaceID, key *block.Key) {
-	k := factKey{uint8(t), ns, *key}
+func (c *Core) addProbe(t int, q *request, key *block.Key) {
+	k := factKey{uint8(t), q.s.ns, c.source(t, q), *key}
 	if f := c.facts[k]; f != nil && f.state == factProbing {
 		return
 	}
@@ -141,17 +151,18 @@ func (c *Core) addProbe(t int, ns NamespaceID, key *block.Key) {
 
 // wantFact registers the request with a probe that is under way.
 func (c *Core) wantFact(q *request, t int, key *block.Key) {
-	f := c.facts[factKey{uint8(t), q.s.ns, *key}]
+	f := c.facts[factKey{uint8(t), q.s.ns, c.source(t, q), *key}]
 	f.wanted = addInterest(f.wanted, q)
 }
 
-func (c *Core) startProbes(ns NamespaceID) {
+func (c *Core) startProbes(q *request) {
 	for t := range c.tiers {
 		ts := &c.tiers[t]
 		if len(ts.probes) == 0 {
 			continue
 		}
-		j := c.newJob(ProbeJob, t, ns, c.opt.ProbeTimeout)
+		j := c.newJob(ProbeJob, t, q.s.ns, ts.facts.ProbeTimeout)
+		j.src = c.source(t, q)
 		j.keys, ts.probes = ts.probes, nil
 		c.startJob(j)
 	}
@@ -175,7 +186,7 @@ func (c *Core) endProbe(j *job, found []bool, ok bool) {
 		c.tiers[j.tier].stats.ProbeFailures++
 	}
 	for i := range j.keys {
-		k := factKey{uint8(j.tier), j.ns, j.keys[i]}
+		k := factKey{uint8(j.tier), j.ns, j.src, j.keys[i]}
 		f := c.facts[k]
 		if f == nil || f.state != factProbing {
 			continue

@@ -62,8 +62,10 @@ type job struct {
 	open    int  // blocks without an outcome
 	loud    int  // blocks whose buffer may still be touched
 	overdue bool // its deadline settled some outcome
+	src     uint64
 	timer   timer
 	reset   *reset
+	dropped bool // whose request is over
 
 	keys []block.Key // of a probe
 }
@@ -100,7 +102,7 @@ func (c *Core) startJob(j *job) {
 		blocks = append(blocks, JobBlock{Key: j.keys[i]})
 	}
 	c.tiers[j.tier].stats.Jobs[j.kind]++
-	c.emit(StartJob{ID: j.id, Kind: j.kind, Tier: j.tier, NS: j.ns, Blocks: blocks, Deadline: j.timer.at})
+	c.emit(StartJob{ID: j.id, Kind: j.kind, Tier: j.tier, NS: j.ns, Blocks: blocks, Deadline: j.timer.at, Source: j.src})
 }
 
 func (c *Core) sortedJobs() []*job {
@@ -285,10 +287,10 @@ func (c *Core) settleBlock(j *job, r JobResult) {
 		c.forgetFill(h)
 	case j.kind == Promotion:
 		h, key := e.holder, e.key
-		if j.reset == nil || r.Outcome == Failed {
+		if r.Outcome == Failed || j.reset == nil && !j.dropped {
 			// Also when transfer gave up without a reason: who wants the block
 			// would have it read again at once, and again.
-			c.distrust(j.tier, j.ns, &key)
+			c.distrust(j, &key)
 		}
 		c.dropFill(h)
 		c.forgetFill(h)

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/tier"
@@ -33,6 +34,7 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 	}
 	c.now = now
 	c.stats.Lookups++
+	out.each = o.Each
 	if o.Peek {
 		c.judge(q, keys, true, false, out)
 		return 0, nil
@@ -44,13 +46,13 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 		return 0, nil
 	}
 	if q.lookupTimer.pos == 0 {
-		c.timers.arm(&q.lookupTimer, now+Time(c.opt.LookupTimeout))
+		c.timers.arm(&q.lookupTimer, now+Time(c.lookupTimeout(q)))
 	}
 	if o.WaitUntil <= now {
 		c.tell(q, out, false) // the engine may load these already
 		return 0, nil
 	}
-	w := &waitingLookup{id: WaitID(c.nextID()), keys: make([][]block.Key, len(keys))}
+	w := &waitingLookup{id: WaitID(c.nextID()), keys: make([][]block.Key, len(keys)), each: o.Each}
 	for g := range keys {
 		w.keys[g] = append([]block.Key(nil), keys[g]...)
 	}
@@ -59,6 +61,18 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 	c.waits++
 	c.timers.arm(&w.timer, min(o.WaitUntil, q.lookupTimer.at))
 	return w.id, nil
+}
+
+// lookupTimeout is longer for a request whose blocks another node may still have
+// to compute.
+func (c *Core) lookupTimeout(q *request) time.Duration {
+	d := c.opt.LookupTimeout
+	for t := range c.tiers {
+		if f := &c.tiers[t].facts; f.Bound && q.params.Peer == PeerAssume {
+			d = max(d, f.PromoteTimeout)
+		}
+	}
+	return d
 }
 
 // voidWait answers a waiting lookup that nobody will use.
@@ -78,7 +92,7 @@ func (c *Core) endWait(q *request, a *Answer) {
 // answerWait judges a waiting lookup again and answers it if it is final, as
 // it always is when overdue.
 func (c *Core) answerWait(q *request, overdue bool) {
-	a := &Answer{}
+	a := &Answer{each: q.wait.each}
 	c.judge(q, q.wait.keys, false, overdue, a)
 	if a.Final {
 		c.conclude(q, a)
@@ -110,6 +124,13 @@ func (c *Core) settle() {
 	}
 	clear(c.rejudge)
 	c.rejudge = c.rejudge[:0]
+	for _, q := range c.supplied {
+		if q.supplied = false; c.supplies[q.seq] == q {
+			c.emitSupply(q, SupplyMore)
+		}
+	}
+	clear(c.supplied)
+	c.supplied = c.supplied[:0]
 }
 
 // conclude accounts for a final answer: the engine now knows of its pins, and
@@ -139,6 +160,11 @@ func (c *Core) tell(q *request, a *Answer, final bool) {
 		leases := a.Groups[g].Leases
 		if final {
 			c.stats.PrimaryHits += int64(len(leases))
+		}
+		for i := 0; final && a.each && i < len(leases); i++ {
+			if leases[i].Gen == 0 {
+				c.stats.PrimaryHits--
+			}
 		}
 		if ordered && q.soft == 0 {
 			continue
@@ -192,7 +218,7 @@ type freshPin struct {
 // tier t is being asked for (Retry).
 func (c *Core) judge(q *request, keys [][]block.Key, peek, overdue bool, out *Answer) {
 	n := &c.ns[q.s.ns]
-	j := &judgement{c: c, q: q, n: n, keys: keys, peek: peek, overdue: overdue, out: out}
+	j := &judgement{each: out.each, c: c, q: q, n: n, keys: keys, peek: peek, overdue: overdue, out: out}
 	j.prepare()
 	tokens := j.fit(j.limit())
 	c.scratch.fresh = c.scratch.fresh[:0]
@@ -214,6 +240,7 @@ func (c *Core) judge(q *request, keys [][]block.Key, peek, overdue bool, out *An
 }
 
 type judgement struct {
+	each          bool
 	c             *Core
 	q             *request
 	n             *namespace
@@ -314,6 +341,16 @@ func (j *judgement) limit() int64 {
 // fit is the longest prefix of at most limit tokens that every group can serve
 // with what is not a Miss. It looks at no more keys than it needs.
 func (j *judgement) fit(limit int64) int64 {
+	if j.each {
+		for g := range j.keys {
+			for i := range j.keys[g] {
+				if j.out.Groups[g].Verdicts[i] == VerdictNone {
+					j.look(g, i, min(len(j.keys[g]), i+lookChunk))
+				}
+			}
+		}
+		return 0
+	}
 	for again := true; again; {
 		again = false
 		for g := range j.keys {
@@ -369,6 +406,9 @@ func (j *judgement) windowEnd(g, n, w int) int {
 
 // run is the stretch of a group's keys that a prefix of so many tokens needs.
 func (j *judgement) run(g int, tokens int64) (first, end int) {
+	if j.each {
+		return 0, len(j.keys[g])
+	}
 	gf := &j.n.groups[g]
 	end = int(tokens / gf.tpb)
 	if gf.window > 0 {
@@ -421,8 +461,12 @@ func (j *judgement) consult(g int, at []int) {
 		have = append(have, tier.Unknown)
 	}
 	c.scratch.keys, c.scratch.presence = keys, have
+	peer := j.q.params.Peer
 	for t := range c.tiers {
 		ts := &c.tiers[t]
+		if ts.facts.Bound && peer == PeerNone {
+			continue
+		}
 		if ts.facts.Known != nil {
 			ts.facts.Known(j.q.s.ns, keys, have)
 		} else {
@@ -433,8 +477,14 @@ func (j *judgement) consult(g int, at []int) {
 				continue // an earlier tier has it or may have it
 			}
 			p, under, why := have[k], false, VerdictNone
+			if ts.facts.Bound && peer == PeerAssume {
+				p = tier.Present
+			}
 			if len(c.facts) > 0 {
-				p, under, why = c.factOf(t, j.q.s.ns, &keys[k], p)
+				p, under, why = c.factOf(t, j.q, &keys[k], p)
+			}
+			if peer == PeerAssume && p == tier.Unknown {
+				continue // the peer has it, or will: nobody else is waited for
 			}
 			switch {
 			case why != VerdictNone:
@@ -514,13 +564,13 @@ func (j *judgement) probe(tokens int64) bool {
 			pending = true
 			t := int(j.marks[g][i])
 			if t > 0 {
-				c.addProbe(t-1, j.q.s.ns, &j.keys[g][i])
+				c.addProbe(t-1, j.q, &j.keys[g][i])
 			}
 			c.wantFact(j.q, max(t, -t)-1, &j.keys[g][i])
 		}
 	}
 	if pending {
-		c.startProbes(j.q.s.ns)
+		c.startProbes(j.q)
 		j.want(tokens)
 	}
 	return pending
@@ -612,7 +662,8 @@ func (j *judgement) startPromotions(tokens int64) bool {
 				panic("core: an admitted promotion found no slot")
 			}
 			if jobs[t] == nil {
-				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, c.opt.PromoteTimeout)
+				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, c.tiers[t].facts.PromoteTimeout)
+				jobs[t].src = c.source(t, j.q)
 			}
 			c.fillSlot(s, e, j.q.s.ns, key, fill{slot: s, kind: fillPromote, job: jobs[t], idx: len(jobs[t].blocks)})
 			jobs[t].add(s, nil)
@@ -685,7 +736,7 @@ func (j *judgement) finish(tokens int64) {
 					e := j.c.at(s)
 					l = Lease{Slot: s, Gen: e.gen, Sum: e.sum}
 				}
-			default:
+			case HitPending, Retry:
 				out.Final = false
 			}
 			a.Leases = append(a.Leases, l)

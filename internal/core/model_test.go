@@ -765,7 +765,7 @@ func (w *world) startJob(e StartJob) {
 	facts := w.o.core.Tiers[e.Tier]
 	for i, b := range e.Blocks {
 		k := simKey{e.NS, b.Key}
-		fk := factKey{uint8(e.Tier), e.NS, b.Key}
+		fk := factKey{uint8(e.Tier), e.NS, 0, b.Key}
 		stride := w.strideOf(w.space(e.NS), &b.Key)
 		j.stride = append(j.stride, stride)
 		w.mix(uint64(b.Slot), content(k, 0))
@@ -1719,7 +1719,7 @@ func (w *world) report(j *simJob, at []int) {
 	for _, i := range at {
 		b := j.Blocks[i]
 		k := simKey{j.NS, b.Key}
-		fk := factKey{uint8(j.Tier), j.NS, b.Key}
+		fk := factKey{uint8(j.Tier), j.NS, 0, b.Key}
 		r := JobResult{Index: i}
 		bad := func(class tier.Class, cause tier.Cause) { r.Outcome, r.Class, r.Cause = Failed, class, cause }
 		switch {
@@ -1836,7 +1836,7 @@ func (w *world) loadFailed(fk factKey) {
 
 func (w *world) unprobe(j *simJob) {
 	for _, b := range j.Blocks {
-		delete(w.probing, factKey{uint8(j.Tier), j.NS, b.Key})
+		delete(w.probing, factKey{uint8(j.Tier), j.NS, 0, b.Key})
 	}
 }
 
@@ -1884,7 +1884,7 @@ func (w *world) tick() {
 			}
 			delete(w.promos, simKey{j.NS, b.Key})
 			w.dropKept(simKey{j.NS, b.Key})
-			w.loadFailed(factKey{uint8(j.Tier), j.NS, b.Key})
+			w.loadFailed(factKey{uint8(j.Tier), j.NS, 0, b.Key})
 		}
 	}
 	w.note("tick")

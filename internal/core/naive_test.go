@@ -110,7 +110,7 @@ func (w *world) expectKey(q *simReq, k simKey, overdue bool) (Verdict, int) {
 		}
 		p := out[0]
 		var state factState = 255
-		if f := w.c.facts[factKey{uint8(t), k.ns, k.key}]; f != nil && (f.state == factProbing || f.until > w.now) {
+		if f := w.c.facts[factKey{uint8(t), k.ns, 0, k.key}]; f != nil && (f.state == factProbing || f.until > w.now) {
 			state = f.state
 			if p == tier.Unknown && state == factPresent {
 				p = tier.Present
@@ -328,7 +328,7 @@ func (w *world) checkAgainstPeek(q *simReq, keys [][]block.Key, peek, a *Answer)
 				wanted = w.c.fills[e.holder].wanted
 			} else if v == Retry {
 				_, t := w.expectKey(q, k, false)
-				if f := w.c.facts[factKey{uint8(t), k.ns, k.key}]; t >= 0 && f != nil && f.state == factProbing {
+				if f := w.c.facts[factKey{uint8(t), k.ns, 0, k.key}]; t >= 0 && f != nil && f.state == factProbing {
 					wanted = f.wanted
 				}
 			}

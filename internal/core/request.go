@@ -58,6 +58,9 @@ type request struct {
 
 	handover timer
 	keeping  int // blocks that others fill and that it is to keep
+
+	supplied  bool // in core.supplied
+	toldFinal bool // SupplyFinal has been told
 }
 
 // waitingLookup is a call that is held back.
@@ -66,6 +69,7 @@ type request struct {
 // reservation, hand-over, block without credit) has a timer that ends it.
 type waitingLookup struct {
 	id    WaitID
+	each  bool
 	keys  [][]block.Key // a copy
 	timer timer
 }
@@ -127,6 +131,9 @@ func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error 
 	if c.draining {
 		return ErrDraining
 	}
+	if p.NoPeers {
+		p.Peer = PeerNone
+	}
 	if n := s.unfinished + s.kept; n >= c.opt.RequestsMax {
 		return fmt.Errorf("%w: session has %d unfinished requests and hand-overs", ErrTooMany, n)
 	}
@@ -137,7 +144,7 @@ func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error 
 		if matches(p.LoadTiers, f) {
 			q.load |= 1 << t
 		}
-		if matches(p.StoreTiers, f) {
+		if matches(p.StoreTiers, f) && !f.Bound {
 			q.store |= 1 << t
 		}
 	}
@@ -147,7 +154,90 @@ func (c *Core) NewRequest(now Time, sid SessionID, name string, p Params) error 
 	s.requests[name] = link(old, q)
 	s.unfinished++
 	c.requests++
+	if p.RemoteDecoder && p.KVRequestID != "" {
+		c.supplies[q.seq] = q
+		c.emitSupply(q, SupplyOpen)
+	}
 	return nil
+}
+
+// RequestSeq is what no other request of the core has: of the newest generation
+// of an id, 0 if there is none.
+func (c *Core) RequestSeq(sid SessionID, name string) uint64 {
+	if q, err := c.request(sid, name); err == nil {
+		return q.seq
+	}
+	return 0
+}
+
+func (c *Core) emitSupply(q *request, s SupplyState) {
+	c.emit(Supply{NS: q.s.ns, ID: q.params.KVRequestID, Seq: q.seq, State: s})
+}
+
+// supply notes that more of a hand-over can be read.
+func (c *Core) supply(q *request) {
+	if !q.supplied && c.supplies[q.seq] == q {
+		q.supplied = true
+		c.supplied = append(c.supplied, q)
+	}
+}
+
+// finalSupply tells once that no more of a hand-over will come.
+func (c *Core) finalSupply(q *request) {
+	if !q.toldFinal && c.supplies[q.seq] == q {
+		q.toldFinal = true
+		c.emitSupply(q, SupplyFinal)
+	}
+}
+
+// endSupply tells that a hand-over's blocks are kept no longer.
+func (c *Core) endSupply(q *request) {
+	if c.supplies[q.seq] != q {
+		return
+	}
+	c.finalSupply(q)
+	c.emitSupply(q, SupplyEnded)
+	delete(c.supplies, q.seq)
+}
+
+// ReleaseHandover ends the hand-over of a request that has finished: its blocks
+// have been fetched. Of one that has not, or that has ended, it changes nothing
+// and says no.
+func (c *Core) ReleaseHandover(now Time, seq uint64) bool {
+	q := c.supplies[seq]
+	if q == nil || q.state != reqHandover {
+		return false
+	}
+	c.now = now
+	c.endHandover(q)
+	c.settle()
+	return true
+}
+
+// dropSource ends what the request has under way on the bound tier: nobody else
+// has its source, and to wait for it any longer would hold slots for nothing.
+func (c *Core) dropSource(q *request) {
+	if q.params.Peer == PeerNone {
+		return
+	}
+	q.params.Peer = PeerNone
+	for _, j := range c.sortedJobs() {
+		if j.src != q.seq || j.open == 0 && j.kind != ProbeJob {
+			continue
+		}
+		j.dropped = true
+		c.emit(CancelJob{ID: j.id, Tier: j.tier})
+		if j.kind == ProbeJob {
+			c.endProbe(j, nil, false)
+		} else {
+			c.failJob(j, Cancelled)
+		}
+	}
+	for t := range c.tiers {
+		if c.tiers[t].facts.Bound {
+			c.emit(CloseSource{Tier: t, Seq: q.seq})
+		}
+	}
 }
 
 func matches(filter []TierFilter, f *TierFacts) bool {
@@ -190,12 +280,14 @@ func (c *Core) endCalls(q *request) {
 	q.epoch++
 	q.pending = 0
 	c.timers.disarm(&q.lookupTimer)
+	c.dropSource(q)
 }
 
 // endRequest ends a request whose blocks nobody will fetch.
 func (c *Core) endRequest(q *request) {
 	c.endCalls(q)
 	c.unpinAll(q)
+	c.endSupply(q)
 	q.params.RemoteDecoder = false
 	q.state = reqFinishing
 	c.finalise(q)
@@ -218,7 +310,11 @@ func (c *Core) finalise(q *request) {
 	}
 	s.unfinished--
 	c.requests--
+	if q.keeping == 0 {
+		c.finalSupply(q)
+	}
 	if !q.params.RemoteDecoder || q.npins == 0 && q.keeping == 0 || s.dead {
+		c.endSupply(q)
 		c.unpinAll(q)
 		c.timers.disarm(&q.handover)
 		q.state = reqGone
@@ -236,11 +332,14 @@ func (q *request) final() bool { return q.state == reqHandover || q.state == req
 
 // tellFinished tells tiers of the request's end: nothing of it will be written
 // to them that has not been submitted.
-func (c *Core) tellFinished(q *request) { c.emit(RequestFinished{Session: q.s.id, Request: q.id}) }
+func (c *Core) tellFinished(q *request) {
+	c.emit(RequestFinished{Session: q.s.id, Request: q.id})
+}
 
 // endHandover gives back what a finished request kept for its fetcher.
 func (c *Core) endHandover(q *request) {
 	c.timers.disarm(&q.handover)
+	c.endSupply(q)
 	switch q.state {
 	case reqFinishing: // the bound passed before its last store did
 		q.params.RemoteDecoder = false

@@ -142,6 +142,10 @@ func (c *Core) notify(wanted []interest, ready bool, s Slot, from uint8) {
 			q.keeping--
 			if ready && q.params.RemoteDecoder && q.state != reqGone {
 				c.pinFor(q, s, c.at(s), 0, true)
+				c.supply(q)
+			}
+			if q.keeping == 0 && q.state == reqHandover {
+				c.finalSupply(q)
 			}
 		}
 	}
@@ -359,6 +363,7 @@ func (c *Core) commitFill(h uint32, sum uint64) {
 	c.settleResident(s, e, sum)
 	if f.q.params.RemoteDecoder {
 		c.keepStored(f.q, s, e)
+		c.supply(f.q)
 	}
 	c.notify(f.wanted, true, s, 0)
 	c.forgetFill(h)

@@ -145,7 +145,26 @@ type Params struct {
 	// RemoteDecoder keeps all blocks of the request, hits included, pinned
 	// after its finish, until UnboundStoreTimeout has passed.
 	RemoteDecoder bool
+
+	// KVRequestID is the name of the hand-over between nodes: of the one that
+	// RemoteDecoder prepares, or of the one that Peer takes part in.
+	KVRequestID string
+
+	// Peer says that the request may load from the bound tier, and what it may
+	// take for granted there. NoPeers forbids it, for requests that serve a peer:
+	// so that requests do not go round in circles.
+	Peer    PeerRole
+	NoPeers bool
 }
+
+// PeerRole is what a request wants of the node that it is bound to.
+type PeerRole uint8
+
+const (
+	PeerNone   PeerRole = iota // nothing: it is bound to none
+	PeerProbe                  // ask what it has, then load that (remote_kv_source)
+	PeerAssume                 // it has every block, or will have (remote_prefiller)
+)
 
 // NoLimits are the parameters of an ordinary request.
 func NoLimits() Params { return Params{MaxLoadTokens: -1, MaxOffloadTokens: -1} }
@@ -157,12 +176,16 @@ type LookupOptions struct {
 	// WaitUntil, if later than now, holds the answer back until the verdicts
 	// are final or this time has come.
 	WaitUntil Time
+	// Each judges every key by itself, not as part of a prefix: lists may be
+	// empty, all that is found is pinned and promoted, and Tokens is 0. It is for
+	// serving others, who know which blocks they want.
+	Each bool
 }
 
 // GroupAnswer is a lookup's answer for one KV group.
 type GroupAnswer struct {
 	Verdicts []Verdict // one a key
-	First    int       // the run that Answer.Tokens needs starts at this key,
+	First    int       // the run that Answer.Tokens needs starts at this key (with Each, the first key),
 	Leases   []Lease   // and has len(Leases) keys; a lease is zero while its key is not a Hit, and in a peek
 }
 
@@ -176,6 +199,8 @@ type Answer struct {
 	// finish or by the end of the session. Nothing else is set.
 	Void   bool
 	Groups []GroupAnswer
+
+	each bool
 }
 
 // Flushed is the outcome of waiting for a request's stores.
@@ -219,6 +244,7 @@ type StartJob struct {
 	NS       NamespaceID
 	Blocks   []JobBlock
 	Deadline Time
+	Source   uint64 // of the bound tier: RequestSeq of the request whose source to use
 }
 
 // JobBlock is one block of a job. Slot is meaningless in a probe.
@@ -267,6 +293,34 @@ type RequestFinished struct {
 	Request string
 }
 
+// CloseSource tells the bound tier that a request needs its source no longer. The
+// jobs that used it have been cancelled; no other will come.
+type CloseSource struct {
+	Tier int
+	Seq  uint64
+}
+
+// Supply tells how a hand-over stands. For each Seq come SupplyOpen, then
+// SupplyMore any number of times, then SupplyFinal, then SupplyEnded, once each.
+type Supply struct {
+	NS    NamespaceID
+	ID    string // KVRequestID
+	Seq   uint64 // of the request, for ReleaseHandover
+	State SupplyState
+}
+
+// SupplyState is a step in the life of a hand-over.
+type SupplyState uint8
+
+const (
+	SupplyOpen  SupplyState = iota // the request has begun
+	SupplyMore                     // blocks of it have become readable
+	SupplyFinal                    // no more will: it is finished, or its engine is gone
+	SupplyEnded                    // its blocks are kept no longer: fetched, expired, or there were none
+)
+
+func (s SupplyState) String() string { return [...]string{"open", "more", "final", "ended"}[s] }
+
 // ReleasedSlots tells of slots that have become free, for poisoning in builds
 // with invariants. It is emitted only when Options.ReportReleases is set.
 type ReleasedSlots struct{ Slots []Slot }
@@ -278,4 +332,6 @@ func (AnswerLookup) effect()    {}
 func (AnswerFlush) effect()     {}
 func (AnswerReset) effect()     {}
 func (RequestFinished) effect() {}
+func (CloseSource) effect()     {}
+func (Supply) effect()          {}
 func (ReleasedSlots) effect()   {}
