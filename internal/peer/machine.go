@@ -175,14 +175,12 @@ type (
 // Effects of the producer.
 type (
 	// Serve asks the core for blocks: which it has, or gets from below, pinned.
-	// Served answers, by Until at the latest. A Serve of an ID that has been asked
-	// before is about further keys of it.
+	// Served answers, by Until at the latest, before the same ID is asked again.
 	Serve struct {
-		ID      ServeID
-		NS      block.Fingerprint
-		Indexes []uint32 // of Keys in the round
-		Keys    []block.Key
-		Until   Time
+		ID    ServeID
+		NS    block.Fingerprint
+		Keys  []block.Key
+		Until Time
 	}
 	// Transmit sends blocks of a serve, in any order and as the session's turn
 	// comes; Sent answers for each once its slot is not read any more.
@@ -196,6 +194,11 @@ type (
 	Unsend struct {
 		Conn ConnID
 		ID   ServeID
+	}
+	// Release gives back one pin of a serve.
+	Release struct {
+		ID    ServeID
+		Lease Lease
 	}
 	// ServeEnd gives back all pins of a serve. Nothing of it is being sent.
 	ServeEnd struct{ ID ServeID }
@@ -228,6 +231,7 @@ func (ReportProbe) effect()   {}
 func (Serve) effect()         {}
 func (Transmit) effect()      {}
 func (Unsend) effect()        {}
+func (Release) effect()       {}
 func (ServeEnd) effect()      {}
 func (ReleaseSupply) effect() {}
 func (Note) effect()          {}
