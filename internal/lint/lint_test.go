@@ -50,6 +50,7 @@ var allowed = map[string]string{
 	"internal/engine/enginetest": "block tier internal/core internal/arena internal/wire internal/engine",
 	"internal/admin":             "block tier internal/core internal/node",
 	"internal/config":            "",
+	"internal/peer":              "block tier internal/core",
 	"internal/replay":            "block tier client internal/config internal/content internal/core internal/core/policy internal/node internal/wire",
 	"internal/fault":             "block tier internal/vfs",
 	"internal/lint":              "",
