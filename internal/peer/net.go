@@ -1,9 +1,19 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/terrace-kv/terrace/internal/lifecycle"
 )
 
 // Transport carries out the machine's effects on connections and memory. What
@@ -76,15 +86,6 @@ type NetOptions struct {
 	ControlQueueBytes int // of one session's frames to be sent; default 16 MiB
 }
 
-// TLSFiles name PEM files for mutual TLS 1.3 between nodes.
-type TLSFiles struct {
-	Cert, Key string // of this node
-	CA        string // who signs the certificates of peers, and nobody else's
-	// ServerName, if set, is the name that certificates of dialed peers must
-	// have, in place of the host that was dialed.
-	ServerName string
-}
-
 // NetStats counts what a Net has done and has. All but the first three only grow.
 type NetStats struct {
 	Sessions, Greeting, Goroutines int
@@ -97,32 +98,388 @@ type NetStats struct {
 	Detaches, Violations uint64 // slots taken back in mid-payload; sessions ended for what the peer sent
 }
 
-// Net is the Transport over TCP: a session is one control connection and some
-// data connections, all dialed by the same side. If one of them is lost, all
-// are closed.
-type Net struct{}
+// Net is the Transport over TCP. A session is one control connection and some
+// data connections, all dialed by the same side, and blocks go both ways on them.
+// If one connection is lost, all are closed.
+//
+// Goroutines: one accepts; one greets each accepted connection, until it has
+// shown what it is; one a dial. A session has its owner, which answers what is
+// answered at once, ends the session and waits for the others: a reader and a
+// writer of the control connection, and a receiver and a sender of each data
+// connection. Close waits for all of them.
+//
+// Bounds: GreetingMax of accepted connections, ControlQueueBytes of frames to be
+// sent, one frame of ControlMax while it is read, scratchBytes a data connection.
+// Sessions, grants and blocks to be sent are as many as the machine wants.
+type Net struct {
+	o    NetOptions
+	sink Sink
+	ln   net.Listener // nil if it does not listen
+	gate *lifecycle.Gate
+	wg   sync.WaitGroup // only starts; the gate counts and waits, since it can stop waiting
+	ctx  context.Context
+	stop context.CancelFunc
+	n    netCounters
+
+	mu struct {
+		sync.Mutex
+		last     ConnID
+		sessions map[ConnID]*tcpSession
+		tokens   map[[tokenBytes]byte]*tcpSession // that were accepted
+		greeting map[net.Conn]struct{}
+		closed   bool
+	}
+}
+
+type netCounters struct {
+	refused, blocksIn, bytesIn, blocksOut, bytesOut, strayIn, strayBytes, badSums, detaches, violations atomic.Uint64
+}
 
 // OpenNet listens, if it is told to, and is ready. sink is called from then on.
-func OpenNet(o NetOptions, sink Sink) (*Net, error) { panic("not yet") }
+func OpenNet(o NetOptions, sink Sink) (*Net, error) {
+	o.DialTimeout = cmp.Or(o.DialTimeout, 2*time.Second)
+	o.GreetTimeout = cmp.Or(o.GreetTimeout, 5*time.Second)
+	o.ProgressTimeout = cmp.Or(o.ProgressTimeout, 30*time.Second)
+	o.FlushTimeout = cmp.Or(o.FlushTimeout, time.Second)
+	o.GreetingMax = cmp.Or(o.GreetingMax, 256)
+	o.ControlQueueBytes = cmp.Or(o.ControlQueueBytes, 16<<20)
+	n := &Net{o: o, sink: sink, gate: lifecycle.NewGate()}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	n.mu.sessions, n.mu.tokens, n.mu.greeting = map[ConnID]*tcpSession{}, map[[tokenBytes]byte]*tcpSession{}, map[net.Conn]struct{}{}
+	_ = n.gate.Ready()
+	if o.Listen == "" {
+		return n, nil
+	}
+	ln, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		n.stop()
+		return nil, fmt.Errorf("listen for peers on %q: %w", o.Listen, err)
+	}
+	n.ln = ln
+	n.start(&n.wg, n.accept)
+	return n, nil
+}
 
 // Addr is where it listens, with the port that was chosen, or empty.
-func (n *Net) Addr() string { panic("not yet") }
+func (n *Net) Addr() string {
+	if n.ln == nil {
+		return ""
+	}
+	return n.ln.Addr().String()
+}
 
 // Do carries out Dial, DialData, Expect, Send, CloseConn, Grant, Revoke,
 // Transmit and Unsend. It may be called by anybody, under any lock of the
-// caller's. Expect must be given before the Welcome is sent, since data
-// connections come at once.
-func (n *Net) Do(e Effect) bool { panic("not yet") }
+// caller's.
+func (n *Net) Do(e Effect) bool {
+	switch e := e.(type) {
+	case Dial:
+		n.start(&n.wg, func() { n.dial(e.Addr) })
+	case DialData:
+		n.with(e.Conn, func(s *tcpSession) { s.dialData(e.N, e.Token) })
+	case Expect:
+		n.with(e.Conn, func(s *tcpSession) { s.expect(e.N) })
+	case Send:
+		n.with(e.Conn, func(s *tcpSession) { s.send(e.Msg) })
+	case CloseConn:
+		n.with(e.Conn, func(s *tcpSession) { s.close(e) })
+	case Grant:
+		n.with(e.Conn, func(s *tcpSession) { s.grant(e) })
+	case Revoke:
+		n.with(e.Conn, func(s *tcpSession) { s.revoke(e) })
+	case Transmit:
+		n.with(e.Conn, func(s *tcpSession) { s.transmit(e) })
+	case Unsend:
+		n.with(e.Conn, func(s *tcpSession) { s.unsend(e.ID) })
+	default:
+		return false
+	}
+	return true
+}
+
+func (n *Net) with(conn ConnID, f func(*tcpSession)) {
+	n.mu.Lock()
+	s := n.mu.sessions[conn]
+	n.mu.Unlock()
+	if s != nil {
+		f(s)
+	}
+}
 
 // Stats may be called at any time.
-func (n *Net) Stats() NetStats { panic("not yet") }
+func (n *Net) Stats() NetStats {
+	n.mu.Lock()
+	out := NetStats{Sessions: len(n.mu.sessions), Greeting: len(n.mu.greeting)}
+	n.mu.Unlock()
+	out.Goroutines = n.gate.Inside()
+	c := &n.n
+	out.Refused, out.BlocksIn, out.BytesIn = c.refused.Load(), c.blocksIn.Load(), c.bytesIn.Load()
+	out.BlocksOut, out.BytesOut = c.blocksOut.Load(), c.bytesOut.Load()
+	out.StrayIn, out.StrayBytes, out.BadSums = c.strayIn.Load(), c.strayBytes.Load(), c.badSums.Load()
+	out.Detaches, out.Violations = c.detaches.Load(), c.violations.Load()
+	return out
+}
+
+var errNetClosed = errors.New("this node closes its connections")
 
 // Close stops accepting and dialing, ends all sessions and waits for all
 // goroutines. The caller holds no lock that the sink takes. It may be called
 // again.
-func (n *Net) Close(ctx context.Context) error { panic("not yet") }
+func (n *Net) Close(ctx context.Context) error {
+	n.mu.Lock()
+	n.mu.closed = true
+	sessions := make([]*tcpSession, 0, len(n.mu.sessions))
+	for _, s := range n.mu.sessions {
+		sessions = append(sessions, s)
+	}
+	for c := range n.mu.greeting {
+		_ = c.Close()
+	}
+	n.mu.Unlock()
+	n.stop()
+	if n.ln != nil {
+		_ = n.ln.Close()
+	}
+	for _, s := range sessions {
+		s.end(errNetClosed)
+	}
+	if err := n.gate.Drain(ctx); err != nil {
+		return fmt.Errorf("close connections to peers: %w", err)
+	}
+	n.gate.Close()
+	return nil
+}
 
-// Config reads the files. The config is for both sides.
-func (f TLSFiles) Config() (*tls.Config, error) { panic("not yet") }
+// start runs f on a goroutine of wg, unless Close has begun.
+func (n *Net) start(wg *sync.WaitGroup, f func()) bool {
+	leave, err := n.gate.Enter()
+	if err != nil {
+		return false
+	}
+	wg.Go(func() {
+		defer leave()
+		f()
+	})
+	return true
+}
 
-var _ Transport = (*Net)(nil)
+func (n *Net) refuse(addr string, err error) {
+	n.n.refused.Add(1)
+	var bad *ProtocolError
+	if errors.As(err, &bad) {
+		n.n.violations.Add(1)
+	}
+	if n.o.Refused != nil {
+		n.o.Refused(addr, err)
+	}
+}
+
+// acceptPause is how long a listener in trouble (no descriptors, mostly) rests.
+const acceptPause = 50 * time.Millisecond
+
+func (n *Net) accept() {
+	for {
+		c, err := n.ln.Accept()
+		if n.ctx.Err() != nil {
+			if err == nil {
+				_ = c.Close()
+			}
+			return
+		}
+		if err != nil {
+			n.refuse(n.Addr(), fmt.Errorf("accept: %w", err))
+			select {
+			case <-n.ctx.Done():
+			case <-time.After(acceptPause):
+			}
+			continue
+		}
+		n.mu.Lock()
+		full := len(n.mu.greeting) >= n.o.GreetingMax
+		if !full && !n.mu.closed {
+			n.mu.greeting[c] = struct{}{}
+		}
+		n.mu.Unlock()
+		addr := c.RemoteAddr().String()
+		if full {
+			_ = c.Close()
+			n.refuse(addr, fmt.Errorf("%d connections have not greeted yet", n.o.GreetingMax))
+		} else if !n.start(&n.wg, func() { n.greet(c, addr) }) {
+			_ = c.Close()
+		}
+	}
+}
+
+// greet finds out what an accepted connection is, and hands it on.
+func (n *Net) greet(raw net.Conn, addr string) {
+	defer func() {
+		n.mu.Lock()
+		delete(n.mu.greeting, raw)
+		n.mu.Unlock()
+	}()
+	until := time.Now().Add(n.o.GreetTimeout)
+	_ = raw.SetDeadline(until)
+	err := n.welcome(raw, addr, until)
+	if err == nil {
+		return
+	}
+	_ = raw.Close()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		err = fmt.Errorf("no greeting after %v: %w", n.o.GreetTimeout, err)
+	}
+	if n.ctx.Err() == nil {
+		n.refuse(addr, err)
+	}
+}
+
+func (n *Net) welcome(raw net.Conn, addr string, until time.Time) error {
+	conn := raw
+	if n.o.TLS != nil {
+		c := tls.Server(raw, n.o.TLS)
+		if err := c.HandshakeContext(n.ctx); err != nil {
+			return fmt.Errorf("tls: %w", err)
+		}
+		conn = c
+	}
+	var head [tokenHeadBytes]byte
+	if _, err := io.ReadFull(conn, head[:4]); err != nil {
+		return err
+	}
+	if string(head[:4]) == tokenMagic {
+		// No byte more: blocks may follow.
+		if _, err := io.ReadFull(conn, head[4:]); err != nil {
+			return err
+		}
+		token, err := decodeTokenHead(head[:])
+		if err != nil {
+			return err
+		}
+		return n.join(raw, conn, token, until)
+	}
+	r := newFrameReader(conn)
+	r.end = copy(r.buf, head[:4])
+	msg, err := r.next()
+	hello, ok := msg.(*Hello)
+	if err == nil && !ok {
+		err = violated("frame.type", "the first message is %T, not a Hello", msg)
+	}
+	var bad *ProtocolError
+	if errors.As(err, &bad) {
+		_, _ = conn.Write(appendFrame(nil, &Bye{Code: bad.Code, Text: bad.Error()}))
+	}
+	if err != nil {
+		return err
+	}
+	_ = raw.SetDeadline(time.Time{})
+	r.max = ControlMax
+	return n.begin(&tcpSession{raw: raw, conn: conn, in: r, addr: addr, hello: hello})
+}
+
+// join gives a data connection to the session of its token. The session may
+// not have been told yet to expect it.
+func (n *Net) join(raw, conn net.Conn, token [tokenBytes]byte, until time.Time) error {
+	unexpected := violated("token.token", "no session expects a data connection that shows it")
+	n.mu.Lock()
+	s := n.mu.tokens[token]
+	n.mu.Unlock()
+	if s == nil {
+		return unexpected
+	}
+	late := time.NewTimer(time.Until(until))
+	defer late.Stop()
+	select {
+	case <-s.expected:
+	case <-s.ending:
+		return unexpected
+	case <-late.C:
+		return os.ErrDeadlineExceeded
+	}
+	_ = raw.SetDeadline(time.Time{})
+	if !s.add(raw, conn) {
+		return unexpected
+	}
+	return nil
+}
+
+// begin makes a session of a control connection.
+func (n *Net) begin(s *tcpSession) error {
+	s.n, s.dialed = n, s.hello == nil
+	s.ctx, s.cancel = context.WithCancel(n.ctx)
+	s.expected, s.ending, s.flushed, s.heard = make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s.wake = make(chan struct{}, 1)
+	s.mu.grants, s.mu.queues = map[blockID]*grant{}, map[ServeID]*sendQueue{}
+	s.toWrite.L, s.toSend.L = &s.mu, &s.mu
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if s.hello != nil && s.hello.Version == Version {
+		if n.mu.tokens[s.hello.Token] != nil {
+			return violated("hello.token", "it is another session's")
+		}
+		s.token = s.hello.Token
+	}
+	n.mu.last++
+	s.id = n.mu.last
+	if n.mu.closed || !n.start(&n.wg, s.run) {
+		s.cancel()
+		return errNetClosed
+	}
+	n.mu.sessions[s.id] = s
+	if s.hello != nil && s.hello.Version == Version {
+		n.mu.tokens[s.token] = s
+	}
+	return nil
+}
+
+// forget ends what begin began.
+func (n *Net) forget(s *tcpSession) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.mu.sessions, s.id)
+	if n.mu.tokens[s.token] == s {
+		delete(n.mu.tokens, s.token)
+	}
+}
+
+// dial makes a control connection.
+func (n *Net) dial(addr string) {
+	raw, conn, err := n.connect(n.ctx, addr)
+	if err == nil {
+		if err = n.begin(&tcpSession{raw: raw, conn: conn, in: newFrameReader(conn), addr: addr}); err != nil {
+			_ = raw.Close()
+		}
+	}
+	if err != nil {
+		n.sink.DialFailed(addr, err)
+	}
+}
+
+// connect opens a connection, with TLS if that is the way, and no deadline.
+func (n *Net) connect(ctx context.Context, addr string) (raw, conn net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, n.o.DialTimeout)
+	defer cancel()
+	var d net.Dialer
+	raw, err = d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, nil, err // it names the address
+	}
+	if n.o.TLS == nil {
+		return raw, raw, nil
+	}
+	c, err := tlsClient(ctx, raw, n.o.TLS, addr)
+	if err != nil {
+		_ = raw.Close()
+		return nil, nil, fmt.Errorf("dial %s: tls: %w", addr, err)
+	}
+	return raw, c, nil
+}
+
+// endReason says what an error of a connection means.
+func endReason(what string, err error, patience time.Duration) error {
+	switch {
+	case errors.Is(err, io.EOF):
+		return fmt.Errorf("%s: closed by the peer", what)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%s: no progress for %v: %w", what, patience, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
