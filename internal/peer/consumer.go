@@ -235,9 +235,7 @@ func (m *Machine) cancel(r *round) {
 	s := r.s
 	if s != nil && s.state == sessionUp && m.open(r) {
 		m.send(s, &Abort{Nonce: r.src.nonce, Round: r.num})
-		t := &timer{fire: func() { m.violation(s, fmt.Sprintf("no answer to an abort after %v", m.o.AbortTimeout)) }}
-		s.aborts[r.key()] = t
-		m.timers.arm(t, m.now+Time(m.o.AbortTimeout))
+		m.awaitAck(s, r.key())
 	}
 	if r.items == nil {
 		r.over = true // reported no more
@@ -261,6 +259,18 @@ func (m *Machine) open(r *round) bool {
 		}
 	}
 	return false
+}
+
+// awaitAck bounds the wait for the answer to an Abort. Who answers pings and no
+// aborts is of no use.
+func (m *Machine) awaitAck(s *session, k roundKey) {
+	t := &timer{fire: func() {
+		m.stats.Deaths++
+		m.note(s.name(), true, fmt.Sprintf("does not answer an abort for %v", m.o.AbortTimeout))
+		m.closeSession(s, CodeTimeout, fmt.Sprintf("no answer to an abort for %v", m.o.AbortTimeout))
+	}}
+	s.aborts[k] = t
+	m.timers.arm(t, m.now+Time(m.o.AbortTimeout))
 }
 
 func (m *Machine) abortAck(s *session, a *AbortAck) {
@@ -455,9 +465,7 @@ func (m *Machine) answer(s *session, a *Answer) {
 	} else if any {
 		// Nobody will fetch it: a newer round has taken its place.
 		m.send(s, &Abort{Nonce: a.Nonce, Round: a.Round})
-		t := &timer{fire: func() { m.violation(s, fmt.Sprintf("no answer to an abort after %v", m.o.AbortTimeout)) }}
-		s.aborts[r.key()] = t
-		m.timers.arm(t, m.now+Time(m.o.AbortTimeout))
+		m.awaitAck(s, r.key())
 	}
 	m.emit(ReportProbe{Job: r.job, Found: found})
 	m.endRound(r)

@@ -360,7 +360,7 @@ func (m *Machine) settle() {
 			continue
 		}
 		for _, k := range sortedKeys(s.serves) {
-			if v := s.serves[k]; v != nil && v.state == serveFetching && v.poll.pos == 0 {
+			if v := s.serves[k]; v != nil && v.state == serveFetching {
 				m.ask(v)
 				m.proceed(v)
 			}

@@ -27,7 +27,7 @@ type serve struct {
 	poll  timer // the core is asked again then
 
 	asking  []uint32 // indexes that the core is asked for; nil: none are
-	again   bool     // there is news of the supply: ask again for what is absent
+	again   bool     // there was news of the supply while the core was asked
 	park    bool     // nobody here has heard of kvID yet
 	supply  *supply
 	open    int // keys of a fetch that are not settled
@@ -55,6 +55,7 @@ type served struct {
 	sent    bool // given to be sent
 	settled bool // sent or failed
 	absent  bool // the core does not have it, as far as it said
+	pending bool // and will know more soon: it is asked again by poll
 }
 
 // supply is a hand-over that a producer of this node prepares.
@@ -85,11 +86,17 @@ func (m *Machine) admit(s *session, id string, k roundKey, ns block.Fingerprint,
 	case len(s.serves) >= RoundsMax:
 		return CodeBusy, true
 	}
+	seen := make(map[block.Key]struct{}, len(keys))
 	for i := range keys {
 		if m.ours[ns].BlockBytes(keys[i].Group()) == 0 {
 			m.violation(s, fmt.Sprintf("key %d is of group %d, which the namespace does not have", i, keys[i].Group()))
 			return 0, false
 		}
+		seen[keys[i]] = struct{}{}
+	}
+	if len(seen) != len(keys) { // it has one pin, which the first to be sent would give back
+		m.violation(s, "a key stands twice in a round")
+		return 0, false
 	}
 	return CodeOK, true
 }
@@ -101,7 +108,7 @@ func (m *Machine) newServe(s *session, k roundKey, id string, ns block.Fingerpri
 		v.keys[i] = served{key: keys[i], bytes: int64(v.ns.BlockBytes(keys[i].Group()))}
 	}
 	v.timer.fire = func() { m.serveDue(v) }
-	v.poll.fire = func() { m.ask(v); m.proceed(v) }
+	v.poll.fire = func() { m.askAgain(v, true) }
 	s.serves[k] = v
 	m.serves[v.id] = v
 	m.armIdle(s)
@@ -232,25 +239,22 @@ func (m *Machine) ask(v *serve) {
 	if v.asking != nil || v.ended {
 		return
 	}
-	e, full := Serve{ID: v.id, NS: v.ns.Fingerprint(), Until: v.until}, false
+	e := Serve{ID: v.id, NS: v.ns.Fingerprint(), Until: v.until}
 	if v.await {
 		e.Until = min(v.until, m.now+Time(pollEvery)) // what is there is to be sent soon
 	}
 	for i := range v.keys {
 		k := &v.keys[i]
-		if k.have || k.sent || k.settled || k.absent && !v.again {
+		if k.have || k.sent || k.settled || k.absent {
 			continue
 		}
-		if full = v.s.pinned+k.bytes > m.o.QuotaBytes && v.s.pinned > 0; full {
-			break
+		if v.s.pinned+k.bytes > m.o.QuotaBytes && v.s.pinned > 0 {
+			break // settle asks again when there is room
 		}
 		v.s.pinned += k.bytes
-		k.charged, k.absent = true, false
+		k.charged = true
 		v.asking = append(v.asking, uint32(i))
 		e.Keys = append(e.Keys, k.key)
-	}
-	if !full {
-		v.again = false
 	}
 	if v.asking != nil {
 		v.asked = true
@@ -274,10 +278,10 @@ func (m *Machine) Served(now Time, id ServeID, found []Found) {
 			k.lease, k.have = found[n].Lease, true
 			continue
 		}
-		k.absent = true
+		k.absent, k.pending = !v.again, found[n].Pending
 		m.uncharge(v, k)
-		if found[n].Pending {
-			pending = true
+		if k.pending || v.again {
+			pending = pending || k.pending
 			continue
 		}
 		if v.state == serveFetching && found[n].Code != CodeAbsent && !v.ended {
@@ -303,14 +307,12 @@ func (m *Machine) Served(now Time, id ServeID, found []Found) {
 			m.timers.arm(&v.timer, m.now+Time(m.o.HitTimeout))
 		}
 	default:
-		if pending && m.now < v.until { // it is on its way here: nobody will bring news of it
-			v.again = true
+		v.again = false
+		if pending && v.poll.pos == 0 { // it is on its way here: nobody will bring news of it
 			m.timers.arm(&v.poll, m.now+Time(pollEvery))
 		}
 		m.dispatch(v)
-		if v.poll.pos == 0 {
-			m.ask(v) // what the quota held back, or there was news of
-		}
+		m.ask(v) // what the quota held back, or there was news of
 		m.proceed(v)
 	}
 	m.settle()
@@ -413,11 +415,10 @@ func (m *Machine) proceed(v *serve) {
 		return
 	}
 	final := !v.await || v.supply != nil && v.supply.final
-	if v.asking == nil && final && !v.again {
-		code := CodeAbsent
+	if v.asking == nil && final {
 		for i := range v.keys {
-			if v.keys[i].absent {
-				m.failKey(v, uint32(i), code)
+			if v.keys[i].absent && !v.keys[i].pending {
+				m.failKey(v, uint32(i), CodeAbsent)
 			}
 		}
 	}
@@ -619,10 +620,20 @@ func (m *Machine) Supply(now Time, ns block.Fingerprint, id string, seq uint64, 
 // news has all that await a supply ask again.
 func (m *Machine) news(p *supply) {
 	for _, v := range slices.Clone(p.serves) {
-		v.again = true
-		m.ask(v)
-		m.proceed(v)
+		m.askAgain(v, false)
 	}
+}
+
+// askAgain asks for what was absent: all of it, or what was pending.
+func (m *Machine) askAgain(v *serve, pending bool) {
+	v.again = v.again || !pending && v.asking != nil
+	for i := range v.keys {
+		if k := &v.keys[i]; k.pending || !pending {
+			k.absent, k.pending = false, false
+		}
+	}
+	m.ask(v)
+	m.proceed(v)
 }
 
 // endedIDs remembers ids whose supply has ended, so that who comes late hears it
