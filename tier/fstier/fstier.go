@@ -89,6 +89,7 @@ type Tier struct {
 		byID       []*namespace
 
 		tmpSeq     uint64
+		strays     []stray // at most straysMax
 		evicted    int64
 		setAside   int64
 		scanBlocks int64

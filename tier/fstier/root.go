@@ -88,6 +88,7 @@ func (t *Tier) takeRoot(fs vfs.FS) (empty bool, err error) {
 	t.mu.account, t.mu.free = account{}, freeSpace{}
 	t.mu.namespaces, t.mu.byID = map[block.Fingerprint]*namespace{}, nil
 	t.mu.scanBlocks, t.mu.scanError = 0, ""
+	t.mu.strays = nil
 	t.mu.foreign.files, t.mu.foreign.bytes = 0, 0
 	t.mu.Unlock()
 	t.quarantine.mu.Lock()

@@ -306,6 +306,7 @@ func (t *Tier) takeOver(v victim) (*reservation, error) {
 		return &reservation{t: t, bytes: v.bytes, file: tmp}, nil
 	case stuck:
 		t.mu.account.add(v.bytes)
+		t.keepStrayLocked(tmp, v.bytes)
 	}
 	return nil, nil
 }

@@ -63,6 +63,7 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 
 // store makes room for a block, writes and publishes it.
 func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []tier.Item, hdr []byte, full error) error {
+	t.retryStray()
 	size := fileSize(len(it.Buf))
 	r, err := t.reserve(ctx, "write", it.Key, size, n, named, full)
 	if err != nil {
@@ -278,7 +279,7 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 }
 
 // removeStray removes a file of a write that has failed. If it cannot, its
-// bytes stay counted until the next start.
+// bytes stay counted, and later writes try again if it is in tmp.
 func (t *Tier) removeStray(name string, r *reservation, size int64) {
 	if _, err := t.fs.Lstat(name); gone(err) {
 		return
@@ -288,7 +289,10 @@ func (t *Tier) removeStray(name string, r *reservation, size int64) {
 			return // done all the same
 		}
 		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
-		r.settle(size)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		r.settleLocked(size)
+		t.keepStrayLocked(name, size)
 	}
 }
 
