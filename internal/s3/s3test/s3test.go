@@ -70,10 +70,14 @@ type Object struct {
 // Server is a store. Set the fields before it is used.
 type Server struct {
 	Features Features
-	Fault    func(*http.Request) *Fault                 // nil, or nil for no fault; called from many goroutines
-	Auth     func(accessKey, token string) string       // the code of the refusal, or ""; nil: AccessKey may
-	Session  func() (id, token string, until time.Time) // of S3 Express; nil: there are none
+	Fault    func(*http.Request) *Fault           // nil, or nil for no fault; called from many goroutines
+	Auth     func(accessKey, token string) string // the code of the refusal, or ""; nil: AccessKey may
 	Now      func() time.Time
+
+	// Of S3 Express; nil: there is none. Session makes what its requests are
+	// signed with, and SessionAuth is Auth for them.
+	Session     func() (accessKey, token string, until time.Time)
+	SessionAuth func(accessKey, token string) string
 
 	mu      sync.Mutex
 	buckets map[string]map[string]Object
@@ -327,14 +331,7 @@ func (s *Server) refusal(r *http.Request, op string) string {
 		return "AccessDenied"
 	}
 	if s.Session != nil && op != "SESSION" {
-		want, token, until := s.Session()
-		switch {
-		case id != want || r.Header.Get("X-Amz-S3session-Token") != token:
-			return "AccessDenied"
-		case !s.Now().Before(until):
-			return "ExpiredToken"
-		}
-		return ""
+		return s.SessionAuth(id, r.Header.Get("X-Amz-S3session-Token"))
 	}
 	if s.Auth != nil {
 		return s.Auth(id, r.Header.Get("X-Amz-Security-Token"))
