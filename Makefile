@@ -28,7 +28,8 @@ soak:
 	go test -count=1 -timeout 30m ./internal/core -run TestModel -core.long 10m
 
 object-demo:
-	@go run -C test/object ./demo
+	@go build -C test/object -o $(CURDIR)/tools/bin/object-demo ./demo
+	@exec tools/bin/object-demo
 
 clean:
 	rm -rf tools/bin
