@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/invariants"
 	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/tiertest"
 )
@@ -135,7 +136,11 @@ func TestPresenceIsTrueWithOneWriter(t *testing.T) {
 		found bool
 		list  []sized
 	}
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if invariants.Enabled { // slow
+		seeds = 5
+	}
+	for seed := range seeds {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		c := newHandClock()
 		keys := []int{4, 40, 1000}[rnd.IntN(3)]
@@ -337,6 +342,9 @@ func TestPresenceLastUse(t *testing.T) {
 // times over in every way. Its size is a power of two, like the default, so that
 // the load of the table is the same.
 func TestPresenceMemory(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("sizes are the same without the checks, and this is slow with them")
+	}
 	const size = 1 << 17
 	p := newPresence(size, time.Hour, time.Hour, time.Now)
 	var key block.Key
