@@ -55,7 +55,8 @@ var codes = map[string]Kind{
 	"InvalidAccessKeyId": KindCredentials, "SignatureDoesNotMatch": KindCredentials, "InvalidToken": KindCredentials,
 	"InvalidSecurity": KindCredentials, "CredentialsNotSupported": KindCredentials, "NotSignedUp": KindCredentials,
 	"AuthorizationHeaderMalformed": KindCredentials, "InvalidTokenId": KindCredentials,
-	"ExpiredToken": KindExpired, "ExpiredTokenException": KindExpired, "TokenRefreshRequired": KindExpired,
+	"XAdminUserNotFound": KindCredentials, // versitygw, with 404
+	"ExpiredToken":       KindExpired, "ExpiredTokenException": KindExpired, "TokenRefreshRequired": KindExpired,
 	"AccessDenied": KindPermission, "AllAccessDisabled": KindPermission, "AccountProblem": KindPermission, "UnauthorizedAccess": KindPermission,
 	"NoSuchBucket": KindBucket, "InvalidBucketName": KindBucket, "NoSuchTenant": KindBucket,
 	"PermanentRedirect": KindRegion, "TemporaryRedirect": KindRegion, "Redirect": KindRegion, "IllegalLocationConstraintException": KindRegion,

@@ -3,8 +3,10 @@ package objtier
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/s3"
@@ -44,6 +46,14 @@ type flight struct {
 	err   error
 }
 
+// A HEAD that fails in a way that may pass is made again by the call itself: one
+// of the many keys of a call often fails where one request in twenty does, and
+// the call would be a bad one, and all its keys unknown.
+const (
+	askTries = 3
+	askPause = 20 * time.Millisecond // about, before the second; longer before later ones
+)
+
 // errLeft is the error of a flight whose own call has ended. Others ask again.
 var errLeft = errors.New("the call that asked has ended")
 
@@ -55,8 +65,8 @@ func newAsker(head header, p *presence, l layout) *asker {
 
 // contains is tier.Tier's Contains. At most headsMax requests are under way for
 // one call, none when it has returned, and what they told is in the presence
-// also if another one failed. The error is the first failure, as the header
-// gave it.
+// also if another one failed. The error is the first failure that did not pass,
+// as the header gave it.
 func (a *asker) contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error {
 	have := make([]tier.Presence, len(keys))
 	a.presence.known(ns.Fingerprint(), keys, have)
@@ -80,6 +90,9 @@ func (a *asker) contains(ctx context.Context, ns *block.Namespace, keys []block.
 			for n := next.Add(1) - 1; n < int64(len(ask)) && ctx.Err() == nil; n = next.Add(1) - 1 {
 				i := ask[n]
 				ok, err := a.one(ctx, ns, keys[i])
+				for try := 1; try < askTries && tier.ClassOf(err) == tier.ClassRetryable && pause(ctx, askPause/2+rand.N(time.Duration(try)*askPause)); try++ {
+					ok, err = a.one(ctx, ns, keys[i])
+				}
 				if err != nil {
 					fail(err)
 					return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -208,4 +209,53 @@ func TestContainsRacesAStore(t *testing.T) {
 		t.Errorf("found is %v, error %v", found[0], err)
 	}
 	wantKnown(t, p, ns.Fingerprint(), key, tier.Present)
+}
+
+// brieflyDown fails each key's first requests in a way that may pass.
+type brieflyDown struct {
+	mu    sync.Mutex
+	fails int
+	asked map[string]int
+}
+
+func (h *brieflyDown) Head(_ context.Context, key string) (s3.Object, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.asked[key]++; h.asked[key] <= h.fails {
+		return s3.Object{}, &tier.Error{Op: "probe", Class: tier.ClassRetryable, Err: errors.New("slow down")}
+	}
+	return s3.Object{Key: key, Size: headSize + 100}, nil
+}
+
+// A request that fails and may pass is made again, and the call is as if it had
+// not failed; not for ever.
+func TestContainsTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns := smallNamespace(t, "m")
+		keys := make([]block.Key, 50)
+		for i := range keys {
+			keys[i] = tiertest.Key(i, 0)
+		}
+		for fails, want := range map[int]tier.Class{0: tier.ClassNone, askTries - 1: tier.ClassNone, askTries: tier.ClassRetryable} {
+			h := &brieflyDown{fails: fails, asked: map[string]int{}}
+			a := newAsker(h, newPresence(1000, time.Hour, time.Hour, time.Now), newLayout(""))
+			found := make([]bool, len(keys))
+			begin := time.Now()
+			err := a.contains(t.Context(), ns, keys, found)
+			if tier.ClassOf(err) != want {
+				t.Errorf("%d failures each: %v", fails, err)
+			}
+			for key, n := range h.asked {
+				if n > askTries {
+					t.Errorf("%d failures each: %s was asked for %d times", fails, key, n)
+				}
+			}
+			if err == nil && slices.Contains(found, false) {
+				t.Errorf("%d failures each: found %v", fails, found)
+			}
+			if took := time.Since(begin); took > time.Second {
+				t.Errorf("%d failures each: it took %v", fails, took)
+			}
+		}
+	})
 }
