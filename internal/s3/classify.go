@@ -126,16 +126,23 @@ func (c *Client) answerError(r *request, resp *http.Response, data []byte) *Erro
 		e.Kind = KindRegion
 	}
 	if e.Kind == KindRegion {
-		endpoint := d.Endpoint
-		if u, err := url.Parse(resp.Header.Get("Location")); endpoint == "" && err == nil {
-			endpoint = token(u.Host)
+		to, err := url.Parse(resp.Header.Get("Location"))
+		switch {
+		case err != nil:
+			to = &url.URL{}
+		case region == "" && to.Scheme == "https" && c.at.scheme == "http" && to.Hostname() == hostName(c.at.host):
+			e.Kind, e.Message = KindTLS, "the endpoint sends http to https: set the scheme"
+			return e
 		}
 		e.Message = "the bucket is not in region " + c.at.region
 		if elsewhere {
 			e.Message += "; its region is " + region
 		}
-		if endpoint != "" {
-			e.Message += "; its endpoint is " + endpoint
+		if d.Endpoint == "" {
+			d.Endpoint = token(to.Host)
+		}
+		if d.Endpoint != "" {
+			e.Message += "; its endpoint is " + d.Endpoint
 		}
 		e.Message = line(e.Message)
 	}

@@ -83,7 +83,7 @@ func (r *roles) serve(w http.ResponseWriter, req *http.Request) {
 	case strings.HasPrefix(req.URL.Host, "sts."):
 		if req.PostFormValue("WebIdentityToken") != "jwt" || req.PostFormValue("RoleArn") != "arn:role" {
 			w.WriteHeader(http.StatusForbidden)
-			fmt.Fprintf(w, "<ErrorResponse><Error><Code>InvalidIdentityToken</Code><Message>no: %s</Message></Error></ErrorResponse>", req.PostFormValue("WebIdentityToken"))
+			fmt.Fprintf(w, "<ErrorResponse xmlns=\"https://sts.amazonaws.com/doc/2011-06-15/\"><Error><Code>InvalidIdentityToken</Code><Message>no: %s</Message></Error></ErrorResponse>", req.PostFormValue("WebIdentityToken"))
 			return
 		}
 		id, secret, token, until := r.issue()
@@ -212,7 +212,7 @@ func TestChainStops(t *testing.T) {
 	t.Setenv("AWS_ROLE_ARN", "arn:role")
 	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", writeFile(t, filepath.Join(home, "jwt"), "a-bad-web-identity"))
 	e = want(t, head(chained(t, s, r)), KindCredentials)
-	if text := e.Error(); !strings.Contains(text, "web identity: ") || strings.Contains(text, "a-bad-web-identity") {
+	if text := e.Error(); !strings.Contains(text, "web identity: no: [hidden]") || strings.Contains(text, "a-bad-web-identity") {
 		t.Error(text)
 	}
 	if r.issued() != 0 {
@@ -493,6 +493,11 @@ func TestExpress(t *testing.T) {
 			return nil
 		}
 		want(t, c.Delete(ctx, "k/1"), KindThrottled)
+		time.Sleep(time.Minute)
+		s.Fault = nil
+		s.Fault = func(*http.Request) *s3test.Fault { return &s3test.Fault{Status: 404, Code: "NoSuchKey"} }
+		_, err := c.Get(ctx, "k/1")
+		want(t, err, KindBucket) // a Miss would hide it
 		time.Sleep(time.Minute)
 		s.Fault = nil
 		o.AccessKey = "nobody"
