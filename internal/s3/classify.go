@@ -44,7 +44,7 @@ func parseErrorDoc(data []byte) (d errorDoc, ok bool) {
 // codes has what the codes of stores mean. AWS, MinIO, Ceph and GCS agree on
 // most of them.
 var codes = map[string]Kind{
-	"NoSuchKey": KindNotFound, "NoSuchVersion": KindNotFound,
+	"NoSuchKey": KindNotFound, "NoSuchVersion": KindNotFound, "NotFound": KindNotFound,
 	"PreconditionFailed":         KindPrecondition,
 	"ConditionalRequestConflict": KindConflict, "OperationAborted": KindConflict,
 	"SlowDown": KindThrottled, "ServiceUnavailable": KindThrottled, "RequestLimitExceeded": KindThrottled,
@@ -78,7 +78,7 @@ func kindOf(status int, code string) Kind {
 		return KindCredentials
 	case status == http.StatusForbidden:
 		return KindPermission
-	case status == http.StatusNotFound:
+	case status == http.StatusNotFound && code == "":
 		return KindNotFound
 	case status == http.StatusPreconditionFailed:
 		return KindPrecondition
@@ -113,6 +113,9 @@ func (c *Client) answerError(r *request, resp *http.Response, data []byte) *Erro
 		e.Message = r.clean(string(data))
 	}
 	e.Kind = kindOf(resp.StatusCode, d.Code)
+	if e.Kind == KindNotFound && (r.key == "" || r.op == "PUT" && e.Code == "") {
+		e.Kind = KindBucket // no object was asked for
+	}
 
 	// A bucket elsewhere says so by its status, or by refusing the signature
 	// for another region.

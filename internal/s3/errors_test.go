@@ -106,6 +106,9 @@ func TestKinds(t *testing.T) {
 		{get, says(404, document("NoSuchKey", "")), KindNotFound, ""},
 		{get, says(404, "<html>not here"), KindNotFound, ""},
 		{get, says(404, document("NoSuchBucket", "")), KindBucket, ""},
+		{get, says(404, document("NoSuchWhatever", "")), KindOther, ""}, // no Miss
+		{put, says(404, "<html>not here"), KindBucket, ""},
+		{put, says(404, document("NoSuchKey", "")), KindNotFound, ""}, // with IfMatch
 		{get, says(206, "12345678"), KindOther, "status 206"},
 		{get, says(200, "1234567"), KindLength, "the answer has 7 bytes, want 8"},
 		{get, says(200, "123456789"), KindLength, "the answer has 9 bytes, want 8"},
@@ -408,6 +411,8 @@ func TestListRefuses(t *testing.T) {
 		}
 	}
 	// A store that knows no encoding says so by not saying it.
+	_, err := open(t, options(says(404, "nginx"))).List(context.Background(), ListOptions{})
+	want(t, err, KindBucket)
 	p, err := open(t, options(says(200, "<ListBucketResult><Contents><Key>a%20b+c</Key></Contents></ListBucketResult>"))).List(context.Background(), ListOptions{})
 	if err != nil || p.Objects[0].Key != "a%20b+c" {
 		t.Error(p, err)
