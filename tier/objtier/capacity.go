@@ -1,7 +1,6 @@
 package objtier
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -148,8 +147,11 @@ func (l *lease) claim(ctx context.Context, over bool) (held bool, err error) {
 	case err != nil:
 		return false, err
 	}
-	if err := json.Unmarshal(b, &doc); err != nil || doc.Version != leaseVersion {
-		return false, fmt.Errorf("%s is no lease of version %d (%v); remove it if no other program needs it", l.key, leaseVersion, cmp.Or(err, fmt.Errorf("version %d", doc.Version)))
+	if err = json.Unmarshal(b, &doc); err == nil && doc.Version != leaseVersion {
+		err = fmt.Errorf("its version is %d, this node's is %d", doc.Version, leaseVersion)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s is no lease that this node can read: %w (remove it, if no other program or version of Terrace needs it)", l.key, err)
 	}
 	l.sequence = max(l.sequence, doc.Sequence)
 	switch {

@@ -194,6 +194,24 @@ func TestContainsShares(t *testing.T) {
 	})
 }
 
+func TestContainsIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns, h := smallNamespace(t, "m"), &slowHead{go_: make(chan struct{})}
+		a := newAsker(h, newPresence(100, time.Hour, time.Hour, time.Now), newLayout(""))
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = a.contains(t.Context(), ns, keysFrom(0, 40), make([]bool, 40)) })
+		synctest.Wait()
+		if h.asked != headsMax {
+			t.Errorf("%d requests at once, want %d", h.asked, headsMax)
+		}
+		close(h.go_)
+		wg.Wait()
+		if h.asked != 40 {
+			t.Errorf("%d requests for 40 keys", h.asked)
+		}
+	})
+}
+
 // A HEAD that was sent before a store of this node was over says nothing.
 func TestContainsRacesAStore(t *testing.T) {
 	s, c := testStore(t)

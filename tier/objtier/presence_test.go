@@ -268,11 +268,11 @@ func TestPresenceRoom(t *testing.T) {
 	for i := range 80 {
 		page = append(page, sized{key(i), 5})
 	}
-	if p.listed(fpA, page, p.mark()) {
-		t.Error("80 keys do not fit into 100")
-	}
 	for i := 100; i < 120; i++ {
 		p.put(fpA, key(i), 5)
+	}
+	if p.listed(fpA, page, p.mark()) {
+		t.Error("80 keys do not fit into 100")
 	}
 	// No listing takes the place of what is there.
 	c.add(time.Second)
@@ -283,6 +283,10 @@ func TestPresenceRoom(t *testing.T) {
 	// Keys that nobody has asked for go first, then by use.
 	p.touch(fpA, []block.Key{key(0), key(100)})
 	for i := 300; i < 398; i++ {
+		if i == 300+79 {
+			wantKnown(t, p, fpA, key(101), tier.Present)
+			wantKnown(t, p, fpA, key(79), tier.Unknown)
+		}
 		p.put(fpA, key(i), 5)
 	}
 	for i := range 120 {
