@@ -245,13 +245,13 @@ func TestShortTokens(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					time.Sleep(100 * time.Millisecond)
+					time.Sleep(200 * time.Millisecond)
 				}
 			})
 		}
 		wg.Wait()
 		n := c.Requests()
-		if n.Failed != 0 || n.Put < 2000 {
+		if n.Failed != 0 || n.Put < 1000 {
 			t.Errorf("%+v", n)
 		}
 		if got := r.issued(); got < 12 || got > 16 {
