@@ -81,7 +81,7 @@ func (m *lateTier) tryOpen(ctx context.Context, c *config.Tier, pause time.Durat
 		}
 		pause = min(2*pause, lateMax)
 		bounded, cancel := context.WithTimeout(ctx, tierOpenTimeout)
-		t, err := tierTypes[c.Type].open(bounded, c, m.log)
+		t, err := openTier(bounded, c, m.log)
 		cancel()
 		if err == nil {
 			m.join(ctx, t)

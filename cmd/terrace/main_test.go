@@ -50,10 +50,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// hangingTier has writes that never end, as those of a dead mount.
+// hangingTier has writes that never end, as those of a mount that dies after the
+// start.
 type hangingTier struct{ *lateTier }
 
-func (*hangingTier) Write(context.Context, *block.Namespace, []tier.Item) { select {} }
+func (h *hangingTier) Write(ctx context.Context, ns *block.Namespace, items []tier.Item) {
+	if ns.Spec().Model == selfTestModel {
+		h.lateTier.Write(ctx, ns, items)
+		return
+	}
+	select {}
+}
 
 // runHere runs a command line in this process.
 func runHere(vars []string, args ...string) (code int, stdout, stderr string) {

@@ -42,8 +42,10 @@ func configTypes() config.Types {
 }
 
 type fsSettings struct {
-	Root     string      `yaml:"root" folder:"own" doc:"folder of the block files; one node uses it at a time; default: terrace/fs in the user's cache folder"`
-	Capacity config.Size `yaml:"capacity" zero:"unbounded" min:"64KiB" doc:"room that the files may take, as the file system counts it"`
+	Root     string      `yaml:"root" folder:"own" doc:"folder of the block files; one node uses it at a time, unless it is shared; default: terrace/fs in the user's cache folder"`
+	Shared   bool        `yaml:"shared" doc:"several nodes use the folder, on several hosts too; all of them must say so"`
+	NodeID   string      `yaml:"node_id" doc:"name of this node in a shared folder, by which it knows its own files after a restart; each node needs another; default: the name of the host"`
+	Capacity config.Size `yaml:"capacity" zero:"unbounded" min:"64KiB" doc:"room that the files may take, as the file system counts it; in a shared folder, those of this node"`
 	MinFree  config.Size `yaml:"min_free" zero:"none" min:"1" doc:"free space of the file system that is left to others"`
 	Sync     string      `yaml:"sync" enum:"none|data" doc:"none: blocks survive the death of the process; data: also a power cut, and writing is slower"`
 }
@@ -63,11 +65,14 @@ func (s *fsSettings) Validate(report config.Report) {
 	case strings.HasPrefix(s.Root, "~"):
 		report("root", "begins with ~, which only a shell expands; write the whole path")
 	}
+	if s.NodeID != "" && !s.Shared {
+		report("node_id", "is for folders that are shared; set shared: true, or leave it out")
+	}
 }
 
 func openFS(ctx context.Context, c *config.Tier, log *slog.Logger) (tier.Tier, error) {
 	s := c.Settings.(*fsSettings)
-	o := fstier.Options{Root: s.Root, Name: c.Name, Capacity: int64(s.Capacity), MinFree: int64(s.MinFree), Sync: s.Sync, Logger: log}
+	o := fstier.Options{Root: s.Root, Shared: s.Shared, NodeID: s.NodeID, Name: c.Name, Capacity: int64(s.Capacity), MinFree: int64(s.MinFree), Sync: s.Sync, Logger: log}
 	if s.MinFree == 0 {
 		o.MinFree = -1 // none; its 0 is the default
 	}
@@ -95,7 +100,7 @@ func openTiers(ctx context.Context, c *config.Config, log *slog.Logger) ([]terra
 		wg.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, tierOpenTimeout)
 			defer cancel()
-			opened, err := tierTypes[t.Type].open(bounded, t, log)
+			opened, err := openTier(bounded, t, log)
 			switch {
 			case err == nil:
 				out[i].Tier = opened

@@ -289,10 +289,11 @@ func (m *metaRun) say(format string, a ...any) {
 	m.said[m.at].text, m.said[m.at].at = fmt.Sprintf(format, a...), m.now
 }
 
-func (m *metaRun) dump() string {
+// dump is the operations with their answers and when these came.
+func (m *metaRun) dump(ops []metaOp) string {
 	var out strings.Builder
-	for i, s := range m.said {
-		fmt.Fprintf(&out, "%4d t=%d %s", i, s.at, s.text)
+	for i, s := range m.said[:len(ops)] {
+		fmt.Fprintf(&out, "%4d %v → %s @%d", i, ops[i], s.text, s.at)
 		for _, hit := range s.atoms {
 			fmt.Fprint(&out, " ", btoi(hit))
 		}

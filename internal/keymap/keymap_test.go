@@ -155,6 +155,19 @@ func TestTableAgainstMap(t *testing.T) {
 	}
 }
 
+// What an entry takes does not depend on how many there are.
+func TestTableSizeIsSteady(t *testing.T) {
+	table, r := NewTable(), rand.New(rand.NewPCG(1, 1))
+	for i := range uint32(400_000) {
+		table.Insert(r.Uint64(), i+1)
+		if n := table.Len(); n > 50_000 && n%5000 == 0 {
+			if per := float64(table.Bytes()) / float64(n); per > 15.5 {
+				t.Errorf("%.1f bytes an entry at %d", per, n)
+			}
+		}
+	}
+}
+
 func TestTableFindDoesNotAllocate(t *testing.T) {
 	table, r := NewTable(), rand.New(rand.NewPCG(1, 1))
 	var last uint64

@@ -10,8 +10,8 @@ const (
 	dirEntriesMin = 64
 )
 
-// Table maps 64-bit hashes to handles by extendible hashing: the top bits of
-// the hash select a segment through a directory, the segment is open
+// Table maps 64-bit hashes to handles by extendible hashing: a place that the
+// hash has selects a segment through a directory, the segment is open
 // addressed. Only the upper 32 bits of a hash, the tag, are used and kept, so
 // a split needs no help from the owner. Several handles may have one hash.
 //
@@ -38,7 +38,7 @@ type Table struct {
 type segment struct {
 	next  uint32 // of the chain, or 0
 	n     uint16
-	depth uint8 // top bits of the tag that all entries share
+	depth uint8 // top bits of their place that all entries share
 	_     uint8
 	slots [segSlots]uint64
 }
@@ -54,7 +54,18 @@ func home(tag uint32) uint32 {
 	return uint32(uint64(tag*0x9e3779b1) * segSlots >> 32)
 }
 
-func (t *Table) seg(tag uint32) *segment { return t.dir[tag>>(32-t.depth)] }
+// place is where in the directory a tag belongs, as a fraction of 2^32. It is
+// close to log2(1+tag), so that equal parts of the directory get from 0.7 to 1.5
+// times the average of even tags, each as often as any other. Were they equal, all
+// segments would split at much the same time, and an entry would take anything
+// from 10 to 20 bytes by how long ago that was; so it is always about 14.
+func place(tag uint32) uint32 {
+	t := uint64(tag)
+	const bend = 0x58106250 // 0.344: log2(1+x) is about x + 0.344·x·(1-x)
+	return uint32(t + t*(1<<32-1-t)>>32*bend>>32)
+}
+
+func (t *Table) seg(tag uint32) *segment { return t.dir[place(tag)>>(32-t.depth)] }
 
 // Find returns the handle under hash h for which eq is true. It calls eq for
 // each handle whose hash agrees with h in the upper 32 bits. It allocates
@@ -145,14 +156,14 @@ func (t *Table) split(tag uint32, s *segment) bool {
 		if v == 0 {
 			continue
 		}
-		if to := uint32(v >> 32); to&bit != 0 {
+		if to := uint32(v >> 32); place(to)&bit != 0 {
 			up.put(to, uint32(v))
 		} else {
 			s.put(to, uint32(v))
 		}
 	}
 	n := 1 << (t.depth - s.depth) // directory entries of each half
-	first := int(tag>>(32-t.depth))&^(2*n-1) + n
+	first := int(place(tag)>>(32-t.depth))&^(2*n-1) + n
 	for i := range n {
 		t.dir[first+i] = up
 	}

@@ -84,6 +84,7 @@ var goIn = map[string]string{
 	"internal/transfer.start":  "counts under the lane's own lock, which Close reads",
 	"tier/fstier.Open":         "the scan; Close waits for scanOver",
 	"cmd/terrace.start":        "waits for a tier; its Close waits for over, with a bound",
+	"cmd/terrace.selfTest":     "a tier's call that hangs must not hold up the start; it ends with that call",
 	"cmd/terrace.watchSignals": "must outlive a drain that hangs, and ends with the process",
 }
 

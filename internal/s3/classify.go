@@ -44,7 +44,7 @@ func parseErrorDoc(data []byte) (d errorDoc, ok bool) {
 // codes has what the codes of stores mean. AWS, MinIO, Ceph and GCS agree on
 // most of them.
 var codes = map[string]Kind{
-	"NoSuchKey": KindNotFound, "NoSuchVersion": KindNotFound,
+	"NoSuchKey": KindNotFound, "NoSuchVersion": KindNotFound, "NotFound": KindNotFound,
 	"PreconditionFailed":         KindPrecondition,
 	"ConditionalRequestConflict": KindConflict, "OperationAborted": KindConflict,
 	"SlowDown": KindThrottled, "ServiceUnavailable": KindThrottled, "RequestLimitExceeded": KindThrottled,
@@ -55,7 +55,8 @@ var codes = map[string]Kind{
 	"InvalidAccessKeyId": KindCredentials, "SignatureDoesNotMatch": KindCredentials, "InvalidToken": KindCredentials,
 	"InvalidSecurity": KindCredentials, "CredentialsNotSupported": KindCredentials, "NotSignedUp": KindCredentials,
 	"AuthorizationHeaderMalformed": KindCredentials, "InvalidTokenId": KindCredentials,
-	"ExpiredToken": KindExpired, "ExpiredTokenException": KindExpired, "TokenRefreshRequired": KindExpired,
+	"XAdminUserNotFound": KindCredentials, // versitygw, with 404
+	"ExpiredToken":       KindExpired, "ExpiredTokenException": KindExpired, "TokenRefreshRequired": KindExpired,
 	"AccessDenied": KindPermission, "AllAccessDisabled": KindPermission, "AccountProblem": KindPermission, "UnauthorizedAccess": KindPermission,
 	"NoSuchBucket": KindBucket, "InvalidBucketName": KindBucket, "NoSuchTenant": KindBucket,
 	"PermanentRedirect": KindRegion, "TemporaryRedirect": KindRegion, "Redirect": KindRegion, "IllegalLocationConstraintException": KindRegion,
@@ -77,7 +78,7 @@ func kindOf(status int, code string) Kind {
 		return KindCredentials
 	case status == http.StatusForbidden:
 		return KindPermission
-	case status == http.StatusNotFound:
+	case status == http.StatusNotFound && code == "":
 		return KindNotFound
 	case status == http.StatusPreconditionFailed:
 		return KindPrecondition
@@ -112,6 +113,9 @@ func (c *Client) answerError(r *request, resp *http.Response, data []byte) *Erro
 		e.Message = r.clean(string(data))
 	}
 	e.Kind = kindOf(resp.StatusCode, d.Code)
+	if e.Kind == KindNotFound && (r.key == "" || r.op == "PUT" && e.Code == "") {
+		e.Kind = KindBucket // no object was asked for
+	}
 
 	// A bucket elsewhere says so by its status, or by refusing the signature
 	// for another region.
@@ -125,16 +129,23 @@ func (c *Client) answerError(r *request, resp *http.Response, data []byte) *Erro
 		e.Kind = KindRegion
 	}
 	if e.Kind == KindRegion {
-		endpoint := d.Endpoint
-		if u, err := url.Parse(resp.Header.Get("Location")); endpoint == "" && err == nil {
-			endpoint = token(u.Host)
+		to, err := url.Parse(resp.Header.Get("Location"))
+		switch {
+		case err != nil:
+			to = &url.URL{}
+		case region == "" && to.Scheme == "https" && c.at.scheme == "http" && to.Hostname() == hostName(c.at.host):
+			e.Kind, e.Message = KindTLS, "the endpoint sends http to https: set the scheme"
+			return e
 		}
 		e.Message = "the bucket is not in region " + c.at.region
 		if elsewhere {
 			e.Message += "; its region is " + region
 		}
-		if endpoint != "" {
-			e.Message += "; its endpoint is " + endpoint
+		if d.Endpoint == "" {
+			d.Endpoint = token(to.Host)
+		}
+		if d.Endpoint != "" {
+			e.Message += "; its endpoint is " + d.Endpoint
 		}
 		e.Message = line(e.Message)
 	}

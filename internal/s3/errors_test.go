@@ -99,12 +99,16 @@ func TestKinds(t *testing.T) {
 		{put, says(301, document("PermanentRedirect", "<Endpoint>blocks.s3.eu-far-1.amazonaws.com</Endpoint>"), "X-Amz-Bucket-Region", "eu-far-1"), KindRegion,
 			`the bucket is not in region eu-test-1; its region is eu-far-1; its endpoint is blocks.s3.eu-far-1.amazonaws.com`},
 		{put, says(307, "", "Location", "http://other.test/blocks/k?X-Amz-Signature=00"), KindRegion, "its endpoint is other.test"},
+		{put, says(308, "", "Location", "https://store.test/blocks/k"), KindTLS, "set the scheme"},
 		{put, says(400, document("AuthorizationHeaderMalformed", "<Region>eu-far-1</Region>")), KindRegion, "its region is eu-far-1"},
 		{put, says(400, document("AuthorizationHeaderMalformed", "<Region>eu-test-1</Region>")), KindCredentials, ""},
 
 		{get, says(404, document("NoSuchKey", "")), KindNotFound, ""},
 		{get, says(404, "<html>not here"), KindNotFound, ""},
 		{get, says(404, document("NoSuchBucket", "")), KindBucket, ""},
+		{get, says(404, document("NoSuchWhatever", "")), KindOther, ""}, // no Miss
+		{put, says(404, "<html>not here"), KindBucket, ""},
+		{put, says(404, document("NoSuchKey", "")), KindNotFound, ""}, // with IfMatch
 		{get, says(206, "12345678"), KindOther, "status 206"},
 		{get, says(200, "1234567"), KindLength, "the answer has 7 bytes, want 8"},
 		{get, says(200, "123456789"), KindLength, "the answer has 9 bytes, want 8"},
@@ -407,6 +411,8 @@ func TestListRefuses(t *testing.T) {
 		}
 	}
 	// A store that knows no encoding says so by not saying it.
+	_, err := open(t, options(says(404, "nginx"))).List(context.Background(), ListOptions{})
+	want(t, err, KindBucket)
 	p, err := open(t, options(says(200, "<ListBucketResult><Contents><Key>a%20b+c</Key></Contents></ListBucketResult>"))).List(context.Background(), ListOptions{})
 	if err != nil || p.Objects[0].Key != "a%20b+c" {
 		t.Error(p, err)
@@ -414,7 +420,7 @@ func TestListRefuses(t *testing.T) {
 }
 
 // dying is a server that answers the first request of a connection, and ends
-// the connection in the middle of the second.
+// the connection instead of answering the second.
 func dying(t *testing.T) (addr string, served *atomic.Int64) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -441,14 +447,16 @@ func dying(t *testing.T) (addr string, served *atomic.Int64) {
 					served.Add(1)
 				}
 				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-				_, _ = r.ReadByte()
+				if req, err = http.ReadRequest(r); err == nil {
+					_, _ = io.Copy(io.Discard, req.Body)
+				}
 			})
 		}
 	})
 	return l.Addr().String(), served
 }
 
-// TestConnectionGone: a store may close a connection that it thinks idle just
+// TestConnectionGone: a store, or what is before it, may end a connection just
 // when it is used again; the transport sends the request once more, unless
 // that could do harm.
 func TestConnectionGone(t *testing.T) {

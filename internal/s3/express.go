@@ -40,10 +40,6 @@ func (c *Client) createSession(ctx context.Context) (v credentials.Value, from s
 		}
 		return r.malformed(c, err)
 	})
-	var e *Error
-	if errors.As(err, &e) && e.Kind == KindNotFound {
-		e.Kind = KindBucket // no object was asked for
-	}
 	return v, c.creds.name(), err
 }
 

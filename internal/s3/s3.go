@@ -1,11 +1,3 @@
-// Package s3 speaks the part of the S3 protocol that a store of blocks needs:
-// one object put, got, asked for, listed and removed, each in one signed HTTP
-// request, with errors that say whose fault they are.
-//
-// It retries nothing and keeps nothing: whoever calls decides. All calls may be
-// made from many goroutines, block until they are over, and are bounded by
-// their context. When Put or Get returns, nothing reads or writes the bytes
-// that it was given any more.
 package s3
 
 import (

@@ -137,6 +137,9 @@ func TestObjects(t *testing.T) {
 		_, err = c.Get(ctx, "copy")
 		want(t, err, KindNotFound)
 		want(t, c.Copy(ctx, "copy", "again"), KindNotFound)
+		if n := c.Requests(); n != (Counts{Put: 4, Get: 8, Head: 4, Delete: 2, Other: 2, Failed: 1}) {
+			t.Errorf("counted %+v", n)
+		}
 	})
 }
 

@@ -17,12 +17,14 @@ const (
 	headerTimeoutDefault  = 30 * time.Second
 	connsMaxDefault       = 64
 	idleConnTimeout       = 30 * time.Second // stores close them after some time as well
-	writeBuffer           = 64 << 10         // the header leaves with the start of the body
 	headerBytesMax        = 64 << 10
 )
 
 // newTransport makes the transport of a client: HTTP/1.1 only, because one
-// connection a block is what moves bytes fastest, and bodies as they are.
+// connection a block is what moves bytes fastest, and bodies as they are. Its
+// buffers are the small default ones: bodies go past them, from the caller's
+// memory in pieces of 32 KiB, and into it in pieces as large as they come.
+// Larger pieces for writing were tried, and cost more CPU, not less.
 func newTransport(o *Options, roots *x509.CertPool) *http.Transport {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -38,11 +40,7 @@ func newTransport(o *Options, roots *x509.CertPool) *http.Transport {
 		MaxIdleConnsPerHost:    o.ConnsMax,
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: headerBytesMax,
-		// Reading has the small default: what is larger than its buffer goes past
-		// it, into the slot. Larger pieces than io.Copy's for the rest of a body
-		// were tried and cost more CPU, not less.
-		WriteBufferSize: writeBuffer,
-		Protocols:       &protocols,
+		Protocols:              &protocols,
 	}
 }
 

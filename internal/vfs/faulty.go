@@ -22,6 +22,7 @@ const (
 	OpWrite   Op = "write"
 	OpStat    Op = "stat"
 	OpSync    Op = "sync"
+	OpTrunc   Op = "truncate"
 	OpLock    Op = "lock"
 	OpClose   Op = "close" // of a file
 )
@@ -31,7 +32,7 @@ type Call struct {
 	Op    Op
 	Name  string // the new name, of Link and Rename; "." for Space
 	Flags int    // of Open
-	Off   int64  // of a read or write
+	Off   int64  // of a read or write; the length, of Truncate
 }
 
 // Fault is what becomes of a call. The zero Fault is none.
@@ -184,6 +185,10 @@ func (f *faultyFile) Stat() (i Info, err error) {
 
 func (f *faultyFile) Sync() error {
 	return f.fs.do(Call{Op: OpSync, Name: f.name}, func(Fault) error { return f.File.Sync() })
+}
+
+func (f *faultyFile) Truncate(size int64) error {
+	return f.fs.do(Call{Op: OpTrunc, Name: f.name, Off: size}, func(Fault) error { return f.File.Truncate(size) })
 }
 
 func (f *faultyFile) Lock() error {

@@ -509,6 +509,29 @@ func (f *memFile) Stat() (Info, error) {
 	return f.in.info(), nil
 }
 
+func (f *memFile) Truncate(size int64) error {
+	m, in := f.m, f.in
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case f.closed:
+		return pathErr("truncate", f.name, unix.EBADF)
+	case in.names != nil || f.flags&unix.O_ACCMODE == unix.O_RDONLY || size < 0:
+		return pathErr("truncate", f.name, unix.EINVAL)
+	}
+	if keep := (size + pageSize - 1) / pageSize; keep < int64(len(in.now.pages)) {
+		cut := content{pages: in.now.pages[keep:]}
+		m.used -= cut.charge()
+		in.now.pages = slices.Clone(in.now.pages[:keep])
+	}
+	if tail := size % pageSize; tail != 0 && size < in.now.size && in.now.page(int(size/pageSize)) != nil {
+		clear(m.writable(in, int(size/pageSize))[tail:]) // there is a page, so it needs no room
+	}
+	in.now.size, in.mtime = size, m.tick()
+	m.dirty[in] = struct{}{}
+	return nil
+}
+
 // Sync of a directory makes its names last, of a file its bytes.
 func (f *memFile) Sync() error {
 	m := f.m

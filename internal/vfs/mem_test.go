@@ -107,7 +107,7 @@ func TestMemIsLikeTheKernel(t *testing.T) {
 			f := files[k]
 			off := int64(r.IntN(10000))
 			b := bytes.Repeat([]byte{byte(step)}, r.IntN(9000))
-			switch r.IntN(6) {
+			switch r.IntN(7) {
 			case 0:
 				call("close")
 				files = slices.Delete(files, k, k+1)
@@ -136,6 +136,12 @@ func TestMemIsLikeTheKernel(t *testing.T) {
 					out[i] = fmt.Sprint(st.Mode, st.Size, st.Links, errno(err))
 				}
 			case 4:
+				size := int64(r.IntN(20000))
+				call("truncate to %d", size)
+				for i := range f {
+					out[i] = fmt.Sprint(errno(f[i].Truncate(size)))
+				}
+			case 5:
 				call("sync")
 				for i := range f {
 					out[i] = fmt.Sprint(errno(f[i].Sync()))
@@ -159,7 +165,7 @@ func TestMemIsLikeTheKernel(t *testing.T) {
 			counts[word]++
 		}
 	}
-	for _, word := range []string{"open", "rename", "remove", "link", "close", "sync"} {
+	for _, word := range []string{"open", "rename", "remove", "link", "close", "sync", "truncate"} {
 		if counts[word] < 5 {
 			t.Errorf("%d of %s worked", counts[word], word)
 		}

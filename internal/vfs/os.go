@@ -194,6 +194,10 @@ func (f *osFile) Sync() error {
 	return pathErr("sync", f.name, retryErr(func() error { return unix.Fdatasync(f.fd) }))
 }
 
+func (f *osFile) Truncate(size int64) error {
+	return pathErr("truncate", f.name, retryErr(func() error { return unix.Ftruncate(f.fd, size) }))
+}
+
 // Lock takes an OFD lock: unlike flock it also works over NFS, and unlike a
 // POSIX lock another descriptor's Close does not drop it.
 func (f *osFile) Lock() error {

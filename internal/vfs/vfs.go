@@ -38,6 +38,8 @@ type File interface {
 	ReadVec(bufs [][]byte, off int64) (int, error)
 	WriteVec(bufs [][]byte, off int64) (int, error)
 	Stat() (Info, error)
+	// Truncate sets the length. What it adds is a hole.
+	Truncate(size int64) error
 	// Sync is fdatasync, of a directory fsync: then its names survive a power cut.
 	Sync() error
 	// Lock takes an exclusive lock on the file, which lasts until Close or the

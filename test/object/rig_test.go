@@ -44,7 +44,14 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"} {
 		_ = os.Unsetenv(name) // they are not the tests'
 	}
-	goleak.VerifyTestMain(m)
+	var err error
+	if programDir, err = os.MkdirTemp("", "terrace-object-"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(programDir)
+		os.Exit(code)
+	}))
 }
 
 // sized is n, or long in a soak.

@@ -1,7 +1,6 @@
 package sessions
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"slices"
@@ -128,9 +127,6 @@ func walk(t *testing.T, s *state, a *action, want string) {
 	v.said = slices.DeleteFunc(v.said, func(w string) bool { return w == "" }) // calls after the end
 	if got := strings.Join(v.said, " "); !slices.Contains(strings.Split(want, " | "), got) {
 		t.Errorf("is answered %q, want %q", got, want)
-		if os.Getenv("SESSIONS_PRINT") != "" {
-			fmt.Printf("CELL\t%s\t%s\t%s\n", s.name, a.name, got)
-		}
 	}
 	if !r.drained {
 		r.recovered()

@@ -153,7 +153,7 @@ func (v *victim) wait(call uint32, reply wire.Message) string {
 			v.other[f.Call] = f
 		}
 	}
-	var m wire.Message = reply
+	m := reply
 	var e wire.Error
 	if f.Type == wire.TypeError {
 		m = &e

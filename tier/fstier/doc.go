@@ -16,6 +16,8 @@
 // not take it. Known and Touch take mu only.
 //
 // Bounds: about 60 bytes of memory a block; 4 KiB for each call under way;
-// quarantineFilesMax files set aside; while the scan runs, 16 bytes more for
-// each block found.
+// quarantineFilesMax files set aside; straysMax files that could not be removed
+// when they should, to be tried again; while the scan runs, 16 bytes more for
+// each block found. In a shared root (shared.go) foreignMax blocks of other
+// nodes, and 256 KiB of misses.
 package fstier

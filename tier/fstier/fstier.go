@@ -56,9 +56,11 @@ type Tier struct {
 	names   *names   // is fs
 	writer  [16]byte // in every header and temporary name since the root was opened
 	tmpName string   // prefix of the temporary files since then
+	place   place
 
 	directFlag int  // O_DIRECT, where it works here
 	tmpfile    bool // O_TMPFILE and linkat work here
+	linkNamed  bool // linkat works here for files that have a name
 
 	lockFile vfs.File
 	usage    usageFile
@@ -83,12 +85,14 @@ type Tier struct {
 		mode   string
 
 		index      index
+		misses     misses // of a shared root
 		account    account
 		free       freeSpace
 		namespaces map[block.Fingerprint]*namespace
 		byID       []*namespace
 
 		tmpSeq     uint64
+		strays     []stray // at most straysMax
 		evicted    int64
 		setAside   int64
 		scanBlocks int64
@@ -130,7 +134,7 @@ func Open(ctx context.Context, o Options) (*Tier, error) {
 	t := &Tier{o: o, log: o.Logger.With("tier", o.Name), over: make(chan struct{}), wake: make(chan struct{}, 1), firstScan: make(chan struct{})}
 	t.info = tier.Info{
 		Name: o.Name, Type: "fs", Medium: tier.MediumStorage, Locality: tier.LocalityLocal,
-		ReadParallel: o.Workers, WriteParallel: o.Workers, BatchItems: batchItems, Authoritative: true,
+		ReadParallel: o.Workers, WriteParallel: o.Workers, BatchItems: batchItems, Authoritative: !o.Shared,
 	}
 	t.complain.now = o.Now
 	t.root.watched = watched
@@ -184,16 +188,23 @@ func (t *Tier) openErr(doing string, err error) error {
 // takeLock makes the root this node's own.
 func (t *Tier) takeLock() error {
 	for {
-		f, err := t.fs.Open(nameLock, unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+		f, err := t.fs.Open(t.place.lock, unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+		if errors.Is(err, unix.EISDIR) && !t.o.Shared {
+			return fmt.Errorf("fs tier %s: root %s is shared by several nodes (%s is a directory): set shared: true, or give this one another root", t.o.Name, t.o.Root, nameLock)
+		}
 		if err != nil {
 			return t.openErr("open lock file of", err)
 		}
-		if err := f.Lock(); err != nil {
-			buf := make([]byte, 256)
-			n, _ := vfs.ReadFull(f, [][]byte{buf}, 0)
+		err = f.Lock()
+		buf := make([]byte, 256)
+		n, _ := vfs.ReadFull(f, [][]byte{buf}, 0)
+		holder := strings.Join(strings.Fields(string(buf[:n])), " ")
+		if err != nil {
 			_ = f.Close()
+			if errors.Is(err, unix.EAGAIN) && t.o.Shared {
+				return fmt.Errorf("fs tier %s: node_id %q is in use in root %s by another node (%s): give each node that shares a root a node_id of its own", t.o.Name, t.o.NodeID, t.o.Root, holder)
+			}
 			if errors.Is(err, unix.EAGAIN) {
-				holder := strings.Join(strings.Fields(string(buf[:n])), " ")
 				return fmt.Errorf("fs tier %s: root %s is in use by another node (%s): stop that one, or give this one another root", t.o.Name, t.o.Root, holder)
 			}
 			return t.openErr("lock", err)
@@ -204,7 +215,7 @@ func (t *Tier) takeLock() error {
 			_ = f.Close()
 			return t.openErr("stat lock file of", err)
 		}
-		at, err := t.fs.Lstat(nameLock)
+		at, err := t.fs.Lstat(t.place.lock)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			_ = f.Close()
 			return t.openErr("look at lock file of", err)
@@ -213,10 +224,12 @@ func (t *Tier) takeLock() error {
 			_ = f.Close()
 			continue
 		}
+		if id, _, _ := strings.Cut(holder, " "); t.o.Shared && id != "" && id != t.o.NodeID {
+			_ = f.Close()
+			return fmt.Errorf("fs tier %s: root %s: %s was taken by node %s just now: start again", t.o.Name, t.o.Root, t.place.lock, id)
+		}
 		// Who has it is for people only; a full disk must not keep us out.
-		host, _ := os.Hostname()
-		who := fmt.Sprintf("%-255s\n", fmt.Sprintf("pid %d on %s since %s", os.Getpid(), host, t.o.Now().UTC().Format("2006-01-02T15:04:05Z")))
-		_ = vfs.WriteAll(f, [][]byte{[]byte(who[:min(len(who), 256)])}, 0)
+		_ = vfs.WriteAll(f, [][]byte{[]byte(t.who())}, 0)
 		_ = f.Sync()
 		st, err = f.Stat()
 		if err != nil {
@@ -269,6 +282,14 @@ func (t *Tier) probe() {
 		if err := vfs.WriteAll(f, [][]byte{hdr, data}, 0); err != nil {
 			return 0, err
 		}
+		if t.o.Shared {
+			if err := f.Truncate(fileSize(headerSize) + int64(t.place.number)); err != nil {
+				return 0, err
+			}
+			second := t.tmpName + "2" + probeSuffix
+			t.linkNamed = t.fs.Link(f, second) == nil
+			_ = t.fs.Remove(second)
+		}
 		if n, err := vfs.ReadFull(f, [][]byte{back}, headerSize); err != nil || n != headerSize || string(back) != string(data) {
 			return 0, fmt.Errorf("read back %d bytes: %w", n, err)
 		}
@@ -284,7 +305,7 @@ func (t *Tier) probe() {
 		charged, _ = try(0)
 	}
 	publish := "rename"
-	if f, err := t.fs.Open(nameTmp, unix.O_WRONLY|unix.O_TMPFILE, 0o600); err == nil {
+	if f, err := t.fs.Open(t.place.tmp, unix.O_WRONLY|unix.O_TMPFILE, 0o600); err == nil {
 		if err := t.fs.Link(f, name); err == nil {
 			_ = t.fs.Remove(name)
 			publish, t.tmpfile = "O_TMPFILE", true
@@ -295,6 +316,9 @@ func (t *Tier) probe() {
 	defer t.mu.Unlock()
 	t.mu.account.learn(charged - fileSize(headerSize))
 	t.mu.mode = io + ", " + publish + ", sync " + t.o.Sync
+	if t.o.Shared {
+		t.mu.mode += fmt.Sprintf(", shared as %s (%d)", t.o.NodeID, t.place.number)
+	}
 }
 
 // enter admits a call. Without a root it gives an error of cause unavailable.
@@ -403,41 +427,58 @@ func (t *Tier) Foreign() (files, bytes int64) {
 // ScanDone is closed when the first scan is done, or with Close.
 func (t *Tier) ScanDone() <-chan struct{} { return t.firstScan }
 
+// spaceLocked is a namespace that is there, or nil. In a shared root it may
+// have come since the start.
+func (t *Tier) spaceLocked(fp block.Fingerprint) *namespace {
+	n := t.mu.namespaces[fp]
+	if n == nil && t.o.Shared && t.mu.lost == nil {
+		n, _ = t.newNamespaceLocked(fp) // with too many it is as if it were not there
+	}
+	return n
+}
+
 // findLocked returns a namespace, or nil, and a block's handle, or 0.
 func (t *Tier) findLocked(fp block.Fingerprint, key *block.Key) (*namespace, uint32) {
-	n := t.mu.namespaces[fp]
+	n := t.spaceLocked(fp)
 	if n == nil {
 		return nil, 0
 	}
 	return n, t.mu.index.find(n.id, key)
 }
 
-// presenceLocked is what the index says of a handle in a namespace.
-func (t *Tier) presenceLocked(n *namespace, h uint32) tier.Presence {
+// presenceLocked is what the index says of a key and its handle in a namespace.
+func (t *Tier) presenceLocked(n *namespace, h uint32, key *block.Key) tier.Presence {
 	switch {
 	case t.mu.lost != nil:
 		return tier.Absent
 	case h != 0 && t.mu.index.at(h).usable():
 		return tier.Present
-	case h != 0 || n == nil || t.mu.account.scanned:
+	case h != 0 || n == nil:
+		return tier.Absent
+	case t.o.Shared:
+		if m := &t.mu.misses; m.has(t.mu.index.hash(n.id, key), m.since(t.o.Now())) {
+			return tier.Absent
+		}
+	case t.mu.account.scanned:
 		return tier.Absent
 	}
 	return tier.Unknown
 }
 
-// Known is in tier.Knower. It answers Unknown only until the scan is done.
+// Known is in tier.Knower. It answers Unknown only until the scan is done, but
+// in a shared root for all that is not indexed and was not missed just now.
 func (t *Tier) Known(ns *block.Namespace, keys []block.Key, out []tier.Presence) {
 	t.lookups.Add(1)
 	t.mu.Lock()
 	t.lookups.Add(-1)
 	defer t.mu.Unlock()
-	n := t.mu.namespaces[ns.Fingerprint()]
+	n := t.spaceLocked(ns.Fingerprint())
 	for i := range keys {
 		var h uint32
 		if n != nil {
 			h = t.mu.index.find(n.id, &keys[i])
 		}
-		out[i] = t.presenceLocked(n, h)
+		out[i] = t.presenceLocked(n, h, &keys[i])
 	}
 }
 
@@ -466,8 +507,8 @@ func (t *Tier) Touch(ns *block.Namespace, keys []block.Key) {
 	}
 }
 
-// Contains is in tier.Tier. It does I/O, one lstat, only for keys that the
-// index does not know while the scan runs.
+// Contains is in tier.Tier. It does I/O, one lstat, only for keys of which
+// Known says Unknown.
 func (t *Tier) Contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error {
 	if err := t.enter("probe"); err != nil {
 		if t.lostRoot() == nil {
@@ -480,7 +521,7 @@ func (t *Tier) Contains(ctx context.Context, ns *block.Namespace, keys []block.K
 	for i := range keys {
 		t.mu.Lock()
 		n, h := t.findLocked(ns.Fingerprint(), &keys[i])
-		p := t.presenceLocked(n, h)
+		p := t.presenceLocked(n, h, &keys[i])
 		t.mu.Unlock()
 		if p == tier.Unknown {
 			if err := ctx.Err(); err != nil {
@@ -510,14 +551,16 @@ func (t *Tier) adopt(n *namespace, key block.Key, length int) (tier.Presence, er
 func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presence, finding, error) {
 	t.lockAfterLookups()
 	h := t.mu.index.find(n.id, &key)
-	p := t.presenceLocked(n, h)
+	p := t.presenceLocked(n, h, &key)
 	t.mu.Unlock()
 	if h != 0 {
 		return p, finding{}, nil
 	}
 	st, err := t.fs.Lstat(n.file(key))
+	owner, ok := t.sized(st.Size, length)
 	switch {
 	case gone(err):
+		t.missed(n, &key)
 		return tier.Absent, finding{}, nil
 	case err != nil:
 		return tier.Unknown, finding{}, err
@@ -525,12 +568,18 @@ func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presen
 		return tier.Absent, finding{foreign: st.Dir()}, nil
 	case key.Group() >= block.GroupsMax:
 		return tier.Absent, finding{foreign: true}, nil
-	case (length > 0 && st.Size != fileSize(length)) || st.Size < 2*headerSize || st.Size%headerSize != 0:
+	case !ok:
 		_ = t.setAsideLocked(n, key, fmt.Sprintf("file has %d bytes, a block of %d needs %d", st.Size, length, fileSize(length)))
 		return tier.Absent, finding{}, nil
 	}
 	t.lockAfterLookups()
 	defer t.mu.Unlock()
+	if owner != t.place.number {
+		if t.addLocked(n, &key, st.Bytes, flagForeign) == 0 {
+			return tier.Absent, finding{}, nil
+		}
+		return tier.Present, finding{}, nil
+	}
 	if h = t.addLocked(n, &key, st.Bytes, flagOld); h == 0 {
 		return tier.Absent, finding{foreign: true}, nil
 	}
@@ -545,22 +594,33 @@ type finding struct {
 	foreign bool // the file is none of ours
 }
 
-// addLocked inserts a block and counts it for its namespace.
+// addLocked inserts a block and counts it for its namespace; its bytes, if they
+// are this node's.
 func (t *Tier) addLocked(n *namespace, key *block.Key, bytes int64, flags uint8) uint32 {
-	h := t.mu.index.add(n.id, key, bytes, flags)
-	if h != 0 {
-		n.blocks++
+	x := &t.mu.index
+	h := x.add(n.id, key, bytes, flags)
+	switch {
+	case h == 0:
+		return 0
+	case flags&flagForeign == 0:
 		n.bytes += bytes
+	case x.foreigns > foreignMax:
+		old := x.foreign.back
+		t.dropLocked(t.mu.byID[x.at(old).ns], old) // and found again when it is asked for
 	}
+	n.blocks++
 	return h
 }
 
-// dropLocked forgets a block whose file is gone.
+// dropLocked forgets a block whose file is gone, or was never this node's.
 func (t *Tier) dropLocked(n *namespace, h uint32) {
+	foreign := t.mu.index.at(h).flags&flagForeign != 0
 	bytes := t.mu.index.remove(h)
 	n.blocks--
-	n.bytes -= bytes
-	t.mu.account.add(-bytes)
+	if !foreign {
+		n.bytes -= bytes
+		t.mu.account.add(-bytes)
+	}
 }
 
 // Delete is in tier.Tier. It goes on after a failure and returns the first.
@@ -576,9 +636,9 @@ func (t *Tier) Delete(ctx context.Context, ns *block.Namespace, keys []block.Key
 		}
 		t.mu.Lock()
 		n, h := t.findLocked(ns.Fingerprint(), &key)
-		p := t.presenceLocked(n, h)
+		p := t.presenceLocked(n, h, &key)
 		t.mu.Unlock()
-		if h == 0 && p == tier.Absent {
+		if n == nil || h == 0 && p == tier.Absent && !t.o.Shared {
 			continue
 		}
 		if err := t.remove(n, key); err != nil && first == nil {
@@ -605,11 +665,14 @@ func (t *Tier) remove(n *namespace, key block.Key) error {
 		if err != nil {
 			return err
 		}
-		unknown = st.Bytes
+		if owner, _ := t.sized(st.Size, 0); owner == t.place.number {
+			unknown = st.Bytes
+		}
 	}
 	if err := t.fs.Remove(n.file(key)); err != nil && !gone(err) {
 		return err
 	}
+	t.missed(n, &key)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h != 0 {
@@ -664,7 +727,7 @@ func (t *Tier) fail(op string, key block.Key, err error) *tier.Error {
 
 // rootGone says that the root itself was removed, not only files in it.
 func (t *Tier) rootGone() bool {
-	for _, name := range []string{nameLock, nameTmp} {
+	for _, name := range []string{t.place.lock, t.place.tmp} {
 		if _, err := t.fs.Lstat(name); !gone(err) {
 			return false
 		}

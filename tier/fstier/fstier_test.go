@@ -135,21 +135,29 @@ func checkIndex(tb testing.TB, t *Tier) {
 	x := &t.mu.index
 	var listed int64
 	n := 0
-	for i, l := range []list{x.young, x.old} {
+	foreigns := 0
+	for i, l := range []list{x.young, x.old, x.foreign} {
 		prev := uint32(0)
 		for h := l.front; h != 0; h = x.at(h).next {
 			e := x.at(h)
 			key := e.key()
-			if e.prev != prev || e.flags&flagBusy != 0 || (e.flags&flagOld != 0) != (i == 1) || x.find(e.ns, &key) != h {
+			if e.prev != prev || e.flags&flagBusy != 0 || (e.flags&flagOld != 0) != (i == 1) || (e.flags&flagForeign != 0) != (i == 2) || x.find(e.ns, &key) != h {
 				tb.Fatalf("list %d: entry %d %+v is not where it belongs", i, h, *e)
 			}
 			prev = h
 			n++
-			listed += e.bytes()
+			if i == 2 {
+				foreigns++
+			} else {
+				listed += e.bytes()
+			}
 		}
 		if l.back != prev {
 			tb.Fatalf("list %d ends in %d, not %d", i, l.back, prev)
 		}
+	}
+	if foreigns != x.foreigns {
+		tb.Errorf("%d entries are other nodes', counted are %d", foreigns, x.foreigns)
 	}
 	if n != x.table.Len() || n != x.slab.Len() || listed != x.listed {
 		tb.Errorf("%d entries of %d bytes are listed; table has %d, slab %d, counted are %d", n, listed, x.table.Len(), x.slab.Len(), x.listed)

@@ -21,9 +21,10 @@ type entry struct {
 const _ uint = 256 - block.GroupsMax
 
 const (
-	flagOld  = 1 << iota // in index.old: found by the scan and not used since
-	flagBusy             // an eviction has it; in no list, and absent for callers
-	flagBad              // set aside, but the file could not be moved; absent for callers
+	flagOld     = 1 << iota // in index.old: found by the scan and not used since
+	flagBusy                // an eviction has it; in no list, and absent for callers
+	flagBad                 // set aside, but the file could not be moved; absent for callers
+	flagForeign             // in index.foreign: another node's, in a shared root
 )
 
 func (e *entry) bytes() int64 { return int64(e.units) * 512 }
@@ -44,7 +45,7 @@ type list struct{ front, back uint32 }
 // tier's mu guards it; nothing here does I/O.
 //
 // INVARIANT(fs-one-list): an entry is in young, or with flagOld in old, or
-// with flagBusy in neither.
+// with flagForeign in foreign, or with flagBusy in none.
 type index struct {
 	table *keymap.Table
 	slab  keymap.Slab[entry]
@@ -54,6 +55,9 @@ type index struct {
 	old   list // known from the scan only; all of it is older than young
 
 	listed int64 // bytes of the entries in both lists
+
+	foreign  list // of other nodes, never a victim
+	foreigns int  // entries of it
 }
 
 func newIndex() index { return index{table: keymap.NewTable(), salt: rand.Uint64()} }
@@ -77,10 +81,22 @@ func (x *index) find(ns uint16, key *block.Key) uint32 {
 func (x *index) at(h uint32) *entry { return x.slab.At(h) }
 
 func (x *index) listOf(e *entry) *list {
-	if e.flags&flagOld != 0 {
+	switch {
+	case e.flags&flagForeign != 0:
+		return &x.foreign
+	case e.flags&flagOld != 0:
 		return &x.old
 	}
 	return &x.young
+}
+
+// count changes what the lists hold by an entry that enters (1) or leaves (-1).
+func (x *index) count(e *entry, by int64) {
+	if e.flags&flagForeign != 0 {
+		x.foreigns += int(by)
+		return
+	}
+	x.listed += by * e.bytes()
 }
 
 // add inserts a block that is not there, at the front of its list. It returns
@@ -109,7 +125,7 @@ func (x *index) link(h uint32) {
 		l.back = h
 	}
 	l.front = h
-	x.listed += e.bytes()
+	x.count(e, 1)
 }
 
 // linkBack puts an entry at the back of the old list.
@@ -122,7 +138,7 @@ func (x *index) linkBack(h uint32) {
 		x.old.front = h
 	}
 	x.old.back = h
-	x.listed += e.bytes()
+	x.count(e, 1)
 }
 
 func (x *index) unlink(h uint32) {
@@ -139,12 +155,12 @@ func (x *index) unlink(h uint32) {
 		l.back = e.prev
 	}
 	e.prev, e.next = 0, 0
-	x.listed -= e.bytes()
+	x.count(e, -1)
 }
 
 // touch makes a usable entry the youngest.
 func (x *index) touch(h uint32) {
-	if e := x.at(h); e.usable() && x.young.front != h {
+	if e := x.at(h); e.usable() && x.young.front != h && x.foreign.front != h {
 		x.unlink(h)
 		e.flags &^= flagOld
 		x.link(h)

@@ -68,18 +68,25 @@ func parseFingerprint(name string) (fp block.Fingerprint, ok bool) {
 func (t *Tier) loadNamespaces() (empty bool, err error) {
 	empty = true
 	var dirs []string
+	inside := func(name string) error {
+		return t.fs.ReadDir(name, func(base string) error {
+			if strings.HasSuffix(base, probeSuffix) && t.fs.Remove(name+"/"+base) == nil {
+				return nil // a dead run's, which no bound counts
+			}
+			empty = false
+			return nil
+		})
+	}
 	err = t.fs.ReadDir(".", func(name string) error {
 		switch name {
 		case nameLock, nameUsage:
 			return nil
+		case nameNodes:
+			if t.o.Shared {
+				return inside(t.place.tmp)
+			}
 		case nameTmp, nameQuarantine:
-			return t.fs.ReadDir(name, func(base string) error {
-				if strings.HasSuffix(base, probeSuffix) && t.fs.Remove(name+"/"+base) == nil {
-					return nil // a dead run's, which no bound counts
-				}
-				empty = false
-				return nil
-			})
+			return inside(name)
 		}
 		empty = false
 		if _, ok := parseFingerprint(name); ok {
@@ -108,6 +115,7 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 		}
 		_ = t.readSpec(n) // asked again before it is used
 		b, charged, err := t.readSmall(dir+"/"+nameName, tier.NameBytesMax)
+		charged = t.charged(charged)
 		t.mu.Lock()
 		n.nameBytes = charged
 		t.mu.account.found(charged)
@@ -129,6 +137,7 @@ func (t *Tier) loadNamespaces() (empty bool, err error) {
 // does, which is no word on the description: that may pass.
 func (t *Tier) readSpec(n *namespace) error {
 	b, charged, err := t.readSmall(n.dir+"/"+nameNamespace, namespaceBytesMax)
+	charged = t.charged(charged)
 	var spec *block.Namespace
 	if err == nil {
 		spec, err = block.ParseNamespace(b)
@@ -220,11 +229,18 @@ func (t *Tier) OpenNamespace(ctx context.Context, ns *block.Namespace) error {
 		return t.cancelled(opOpenNamespace, block.Key{}, err)
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if n := t.mu.namespaces[ns.Fingerprint()]; n != nil {
-		return t.compareLocked(n, ns)
+	n := t.spaceLocked(ns.Fingerprint())
+	read := n != nil && n.spec == nil && t.o.Shared
+	t.mu.Unlock()
+	if n == nil {
+		return nil
 	}
-	return nil
+	if read {
+		_ = t.readSpec(n) // others may have stored it since; asked again before it is used
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.compareLocked(n, ns)
 }
 
 const opOpenNamespace = "open namespace"
@@ -271,7 +287,7 @@ func (t *Tier) storeNamespaceLocked(ctx context.Context, ns *block.Namespace) (*
 	n, err := t.mu.namespaces[ns.Fingerprint()], error(nil)
 	if n == nil {
 		n, err = t.newNamespaceLocked(ns.Fingerprint())
-	} else if n.unread {
+	} else if n.unread || t.o.Shared && n.spec == nil {
 		t.mu.Unlock()
 		err = t.readSpec(n)
 		t.mu.Lock()
@@ -435,8 +451,8 @@ func (t *Tier) tryWriteSmall(ctx context.Context, op, name string, content []byt
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.settleLocked(st.Bytes)
-	done(st.Bytes)
+	r.settleLocked(t.charged(st.Bytes))
+	done(t.charged(st.Bytes))
 	return nil
 }
 
@@ -452,7 +468,7 @@ func (t *Tier) tmpFile() string {
 func (t *Tier) openTmp(name string, flag int) (vfs.File, error) {
 	flag |= unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL
 	f, err := t.fs.Open(name, flag, 0o600)
-	if errors.Is(err, unix.ENOENT) && !t.rootGone() && t.makeDir(nameTmp) == nil {
+	if errors.Is(err, unix.ENOENT) && !t.rootGone() && t.makeDir(t.place.tmp) == nil {
 		f, err = t.fs.Open(name, flag, 0o600)
 	}
 	return f, err

@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/terrace-kv/terrace/internal/vfs"
@@ -37,14 +40,24 @@ const (
 // Options of a Tier.
 type Options struct {
 	// Root is the directory. It is made, with mode 0700, if it is missing. One
-	// node uses it at a time. Required.
+	// node uses it at a time, unless it is Shared. Required.
 	Root string
+
+	// Shared lets several nodes use Root, on several hosts too, if all of them
+	// say so. Each accounts and evicts what it has written itself.
+	Shared bool
+
+	// NodeID names this node among those that share Root, so that it knows its
+	// own files after a restart: 1 to 64 letters, digits and any of "._-". No
+	// two that run may have the same. Default: the name of the host.
+	NodeID string
 
 	// Name is the tier's name in errors, metrics and status. Default "fs".
 	Name string
 
 	// Capacity in bytes, as the file system charges regular files, all files
-	// under Root included. 0 is unbounded; otherwise at least CapacityMin.
+	// under Root included; in a shared one, this node's. 0 is unbounded;
+	// otherwise at least CapacityMin.
 	Capacity int64
 
 	// MinFree is the free space in bytes that writes leave to others. 0 is
@@ -86,6 +99,9 @@ func (o *Options) ensureDefaults() {
 	if o.Sync == "" {
 		o.Sync = SyncNone
 	}
+	if o.Shared && o.NodeID == "" {
+		o.NodeID, _ = os.Hostname()
+	}
 	if o.Workers == 0 {
 		o.Workers = WorkersDefault
 	}
@@ -106,6 +122,8 @@ func (o *Options) ensureDefaults() {
 	}
 }
 
+var nodeID = regexp.MustCompile(`^[A-Za-z0-9._-]{1,` + strconv.Itoa(nodeIDMax) + `}$`)
+
 // Validate reports every fault at once.
 func (o *Options) Validate() error {
 	var errs []error
@@ -117,6 +135,12 @@ func (o *Options) Validate() error {
 	}
 	if o.Sync != "" && o.Sync != SyncNone && o.Sync != SyncData {
 		errs = append(errs, fmt.Errorf("fs tier: sync is %q, want %q or %q", o.Sync, SyncNone, SyncData))
+	}
+	switch {
+	case o.NodeID != "" && !o.Shared:
+		errs = append(errs, fmt.Errorf("fs tier: node_id is %q, which is for roots that are shared; set shared: true, or leave it out", o.NodeID))
+	case o.NodeID != "" && !nodeID.MatchString(o.NodeID):
+		errs = append(errs, fmt.Errorf("fs tier: node_id is %q, want 1 to %d letters, digits and any of ._-", o.NodeID, nodeIDMax))
 	}
 	if o.Workers < 0 {
 		errs = append(errs, fmt.Errorf("fs tier: workers is %d, want at least 1, or 0 for %d", o.Workers, WorkersDefault))

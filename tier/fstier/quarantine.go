@@ -32,6 +32,9 @@ func (t *Tier) loadQuarantine() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	err := t.fs.ReadDir(nameQuarantine, func(base string) error {
+		if _, rest, _ := strings.Cut(base, "-"); !strings.HasPrefix(rest, t.place.tag) {
+			return nil // another node's
+		}
 		st, err := t.fs.Lstat(nameQuarantine + "/" + base)
 		if err == nil && !st.Dir() {
 			if !st.Regular() {
@@ -88,9 +91,9 @@ func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key,
 	defer t.leave()
 	t.mu.Lock()
 	n, h := t.findLocked(ns.Fingerprint(), &key)
-	p := t.presenceLocked(n, h)
+	p := t.presenceLocked(n, h, &key)
 	t.mu.Unlock()
-	if h == 0 && p == tier.Absent {
+	if n == nil || h == 0 && p == tier.Absent && !t.o.Shared {
 		return nil
 	}
 	mu := t.stripeOf(n, &key)
@@ -107,30 +110,42 @@ func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key,
 func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 	from := n.file(key)
 	var kept int64 // bytes that live on in the quarantine
+	t.mu.Lock()
+	h := t.mu.index.find(n.id, &key)
+	ours := !t.o.Shared || h != 0 && t.mu.index.at(h).flags&flagForeign == 0
+	t.mu.Unlock()
 	st, err := t.fs.Lstat(from)
 	replaced := err == nil && !st.Regular() // so the block's bytes are gone
 	switch {
 	case err != nil:
 	case replaced:
 		st.Bytes = 0 // links, pipes and their like hold none; what is in a directory stays as it was counted
-		if _, err = t.toQuarantine(n, key, from, st); err != nil && !gone(err) {
+		if _, err = t.toQuarantine(n, key, from, st, true); err != nil && !gone(err) {
 			err = &tier.Error{Op: "set aside", Tier: t.o.Name, Key: key, Class: tier.ClassPermanent, Cause: tier.CauseForeign,
 				Err:  fmt.Errorf("something that is no regular file is in the place of block file %s and cannot be moved away: %w", t.path(from), err),
 				Hint: "remove it"}
 		}
 	default:
-		kept, err = t.toQuarantine(n, key, from, st)
+		room := ours || t.room(st.Bytes)
+		kept, err = t.toQuarantine(n, key, from, st, room)
+		if !ours && room {
+			t.mu.Lock()
+			t.mu.account.add(-st.Bytes) // counted anew below
+			t.mu.Unlock()
+		}
 	}
 	missing := gone(err)
 
 	t.mu.Lock()
-	h := t.mu.index.find(n.id, &key)
+	h = t.mu.index.find(n.id, &key)
 	switch {
 	case h != 0 && (err == nil || missing || replaced):
 		t.dropLocked(n, h)
 		t.mu.account.add(kept)
 	case h != 0:
 		t.mu.index.at(h).flags |= flagBad
+	case err == nil && !ours:
+		t.mu.account.add(kept)
 	case err == nil:
 		t.mu.account.found(kept)
 		t.mu.account.lost(st.Bytes - kept)
@@ -160,18 +175,33 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 	return err
 }
 
-// toQuarantine moves a file, or removes it where that fails. It returns the
-// bytes that the quarantine has more.
+// room says whether this node may have so many bytes more, and counts them.
+func (t *Tier) room(bytes int64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	used := t.mu.account.used() + bytes
+	if used > t.usage.persisted || t.o.Capacity > 0 && used > t.o.Capacity {
+		return false
+	}
+	t.mu.account.add(bytes)
+	return true
+}
+
+// toQuarantine moves a file, or removes it where that fails or there is no
+// room. It returns the bytes that the quarantine has more.
 //
 // A directory is moved and not listed: it is not ours to prune.
-func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, st vfs.Info) (int64, error) {
+func (t *Tier) toQuarantine(n *namespace, key block.Key, from string, st vfs.Info, room bool) (int64, error) {
 	q := &t.quarantine
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t.mu.Lock()
 	t.mu.tmpSeq++
-	base := fmt.Sprintf("%020d-%d-%.16s-%s", t.o.Now().UnixNano(), t.mu.tmpSeq, n.dir, key)
+	base := fmt.Sprintf("%020d-%s%d-%.16s-%s", t.o.Now().UnixNano(), t.place.tag, t.mu.tmpSeq, n.dir, key)
 	t.mu.Unlock()
+	if !room {
+		return 0, t.fs.Remove(from)
+	}
 	err := t.fs.Rename(from, nameQuarantine+"/"+base)
 	if gone(err) && t.makeDir(nameQuarantine) == nil { // somebody may have removed it
 		err = t.fs.Rename(from, nameQuarantine+"/"+base)

@@ -59,7 +59,7 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item, hdr
 	}
 	t.mu.Lock()
 	n, h := t.findLocked(ns.Fingerprint(), &it.Key)
-	p := t.presenceLocked(n, h)
+	p := t.presenceLocked(n, h, &it.Key)
 	if p == tier.Present {
 		t.mu.index.touch(h)
 	}
@@ -129,6 +129,7 @@ func (t *Tier) readFailed(n *namespace, it *tier.Item, err error) error {
 	st, serr := t.fs.Lstat(n.file(it.Key))
 	switch {
 	case gone(serr):
+		t.missed(n, &it.Key)
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if h := t.mu.index.find(n.id, &it.Key); h != 0 {
@@ -154,7 +155,7 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 	mu.Lock()
 	defer mu.Unlock()
 	// Between the read and now the copy may have been replaced by a good one.
-	if _, ok, err := t.validLocked(n, key, length); err == nil && ok {
+	if _, _, ok, err := t.validLocked(n, key, length); err == nil && ok {
 		e := t.fail(op, key, fmt.Errorf("the copy was replaced under the read: %w", why))
 		e.Class = tier.ClassRetryable
 		return e
@@ -179,28 +180,29 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 }
 
 // validLocked says whether a block's file has the size and header of the
-// block, and what it is charged. It is called under the key's stripe. An error
-// means that it cannot be told.
-func (t *Tier) validLocked(n *namespace, key block.Key, length int) (bytes int64, ok bool, err error) {
+// block, whose it is, and what it is charged. It is called under the key's
+// stripe. An error means that it cannot be told.
+func (t *Tier) validLocked(n *namespace, key block.Key, length int) (bytes int64, owner uint16, ok bool, err error) {
 	st, err := t.fs.Lstat(n.file(key))
-	if gone(err) || (err == nil && (!st.Regular() || st.Size != fileSize(length))) {
-		return 0, false, nil
+	owner, sized := t.sized(st.Size, length)
+	if gone(err) || (err == nil && (!st.Regular() || !sized)) {
+		return 0, 0, false, nil
 	}
 	if err != nil {
-		return 0, false, err
+		return 0, 0, false, err
 	}
 	f, err := t.fs.Open(n.file(key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
 	if err != nil {
-		return 0, false, err
+		return 0, 0, false, err
 	}
 	defer func() { _ = f.Close() }()
 	hdr := t.headers.get()
 	defer t.headers.put(hdr)
 	got, err := vfs.ReadFull(f, [][]byte{hdr}, 0)
 	if err != nil {
-		return 0, false, err
+		return 0, 0, false, err
 	}
 	var head blockhead.Header
 	ok = got == headerSize && head.Decode(hdr) == nil && head.Check(n.fp, key, length) == nil
-	return st.Bytes, ok, nil
+	return st.Bytes, owner, ok, nil
 }

@@ -81,13 +81,16 @@ func (t *Tier) takeRoot(fs vfs.FS) (empty bool, err error) {
 	t.names = &names{FS: fs, changed: map[string]struct{}{}}
 	t.fs = t.names
 	_, _ = rand.Read(t.writer[:]) // never fails
-	t.tmpName = nameTmp + "/" + hex.EncodeToString(t.writer[:]) + "-"
-	t.directFlag, t.tmpfile, t.lockFile, t.usage.file = 0, false, nil, nil
+	t.directFlag, t.tmpfile, t.linkNamed, t.lockFile, t.usage.file = 0, false, false, nil, nil
 	t.mu.Lock()
 	t.mu.index = newIndex()
+	if t.o.Shared {
+		t.mu.misses = newMisses(t.o.Now())
+	}
 	t.mu.account, t.mu.free = account{}, freeSpace{}
 	t.mu.namespaces, t.mu.byID = map[block.Fingerprint]*namespace{}, nil
 	t.mu.scanBlocks, t.mu.scanError = 0, ""
+	t.mu.strays = nil
 	t.mu.foreign.files, t.mu.foreign.bytes = 0, 0
 	t.mu.Unlock()
 	t.quarantine.mu.Lock()
@@ -104,10 +107,17 @@ func (t *Tier) takeRoot(fs vfs.FS) (empty bool, err error) {
 			return false, fmt.Errorf("fs tier %s: root %s: %w", t.o.Name, t.o.Root, err)
 		}
 	}
+	t.place = alone()
+	if t.o.Shared {
+		if t.place, err = t.join(); err != nil {
+			return false, err
+		}
+	}
+	t.tmpName = t.place.tmp + "/" + hex.EncodeToString(t.writer[:]) + "-"
 	if err := t.takeLock(); err != nil {
 		return false, err
 	}
-	for _, dir := range []string{nameTmp, nameQuarantine} {
+	for _, dir := range []string{t.place.tmp, nameQuarantine} {
 		if err := t.makeDir(dir); err != nil {
 			return false, t.openErr("make directory "+dir, err)
 		}
@@ -217,7 +227,7 @@ func (t *Tier) look() error {
 	case at.Dev != t.root.dev || at.Ino != t.root.ino:
 		return fmt.Errorf("root %s is another directory now, or something is mounted on it", t.o.Root)
 	}
-	lock, err := t.fs.Lstat(nameLock)
+	lock, err := t.fs.Lstat(t.place.lock)
 	if gone(err) || err == nil && lock.Ino != t.root.lockIno {
 		return fmt.Errorf("the lock file in root %s was removed, so the node does not own it any more", t.o.Root)
 	}

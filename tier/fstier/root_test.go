@@ -164,6 +164,12 @@ func TestRootGoesAndComes(t *testing.T) {
 				must(t, os.Remove(root+"/"+nameLock)) // the last, as this is what is noticed
 			},
 		},
+		"with another's lock file": {
+			goes: func(t *testing.T, root string) {
+				must(t, os.WriteFile(root+"/new", []byte("who"), 0o600), os.Rename(root+"/new", root+"/"+nameLock))
+			},
+			kept: true,
+		},
 		"without its lock": {
 			goes: func(t *testing.T, root string) { must(t, os.Remove(root+"/"+nameLock)) },
 			kept: true,

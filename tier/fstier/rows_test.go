@@ -197,3 +197,58 @@ func TestDirectIOThatFailsAtTheWrite(t *testing.T) {
 	}
 	wantExact(t, tr)
 }
+
+// Files that others add to a running node's root are no blocks until a start
+// has found them: a miss, and the node serves on. A store of such a key keeps a
+// right one and sets aside a wrong one, and the count stays that of the files
+// that it knows.
+func TestFilesThatOthersAdd(t *testing.T) {
+	ns := tiertest.Namespace(t, "a")
+	root, donor := t.TempDir(), t.TempDir()
+	from := open(t, quiet(opts(t, donor, nil)))
+	write(t, from, ns, blocks(t, ns, 0, 3, 0))
+	closeTier(t, from)
+	tr := open(t, quiet(opts(t, root, nil)))
+	<-tr.ScanDone()
+	write(t, tr, ns, blocks(t, ns, 10, 2, 0))
+	for i, change := range []func(b []byte) []byte{
+		func(b []byte) []byte { return b },
+		func(b []byte) []byte { b[100] ^= 1; return b }, // in the header
+		func(b []byte) []byte { return b[:9000] },
+	} {
+		path := tr.blockPath(ns, tiertest.Key(i, 0))
+		b, err := os.ReadFile(from.blockPath(ns, tiertest.Key(i, 0)))
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(path), 0o700)
+		}
+		if err == nil {
+			err = os.WriteFile(path, change(b), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(root+"/notes.txt", make([]byte, 5000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := blocks(t, ns, 0, 3, 0)
+	tr.Read(t.Context(), ns, r)
+	for i := range r {
+		if p := known(tr, ns, r[i].Key); p != tier.Absent || tier.ClassOf(r[i].Err) != tier.ClassNotFound {
+			t.Errorf("file %d that somebody added: %v, %v", i, p, r[i].Err)
+		}
+	}
+	readable(t, tr, ns, blocks(t, ns, 10, 2, 0))
+	write(t, tr, ns, r)
+	readable(t, tr, ns, r)
+	if s := tr.Stats(); s.Blocks != 5 || s.SetAside != 2 || s.UsedBytes != du(t, root)-8192 {
+		t.Errorf("%+v; the files have %d bytes", s, du(t, root))
+	}
+	closeTier(t, tr)
+	tr = openClosing(t, quiet(opts(t, root, nil)))
+	if files, bytes := tr.Foreign(); files != 1 || bytes != 8192 {
+		t.Errorf("%d foreign files of %d bytes", files, bytes)
+	}
+	readable(t, tr, ns, r)
+	wantExact(t, tr)
+}

@@ -120,6 +120,9 @@ type scan struct {
 
 // root sees to everything but the namespaces' blocks.
 func (s *scan) root() error {
+	if s.t.o.Shared {
+		return s.tmp() // what else is no block is not charged to us
+	}
 	return s.t.fs.ReadDir(".", func(name string) error {
 		switch name {
 		case nameLock, nameUsage:
@@ -146,11 +149,11 @@ func (s *scan) root() error {
 	})
 }
 
-// tmp removes what earlier runs left. The root is this node's alone, so who
-// wrote it is dead.
+// tmp removes what earlier runs left. The directory is this node's alone, so
+// who wrote it is dead.
 func (s *scan) tmp() error {
-	return s.t.fs.ReadDir(nameTmp, func(base string) error {
-		name := nameTmp + "/" + base
+	return s.t.fs.ReadDir(s.t.place.tmp, func(base string) error {
+		name := s.t.place.tmp + "/" + base
 		if strings.HasPrefix(name, s.t.tmpName) {
 			return s.ctx.Err() // this run's, and its write accounts for it
 		}
@@ -244,6 +247,9 @@ func (s *scan) block(n *namespace, shard, base string) error {
 func (s *scan) foreign(path string, depth int) error {
 	if err := s.ctx.Err(); err != nil {
 		return err
+	}
+	if s.t.o.Shared && !strings.HasPrefix(path, s.t.place.tmp+"/") {
+		return nil // others put files there as well
 	}
 	st, err := s.t.fs.Lstat(path)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 
 // A lookup that waits for the lock gets it before the scan takes it once more.
 func TestScanLocksAfterLookups(t *testing.T) {
-	tr := open(t, quiet(opts(t, t.TempDir(), nil)))
+	tr := openClosing(t, quiet(opts(t, t.TempDir(), nil)))
 	<-tr.ScanDone()
 	tr.lookups.Add(1)
 	taken := make(chan struct{})

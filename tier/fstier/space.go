@@ -113,7 +113,7 @@ func (t *Tier) reserve(ctx context.Context, op string, key block.Key, size int64
 			scanned := a.scanned
 			t.mu.Unlock()
 			switch {
-			case len(victims) == 1 && n != nil && victims[0].bytes == need:
+			case len(victims) == 1 && n != nil && victims[0].bytes == need && !t.o.Shared:
 				r, err := t.takeOver(victims[0])
 				if r != nil {
 					return r, nil
@@ -166,7 +166,11 @@ func (t *Tier) space(size int64) (freeSpace, error) {
 	t.mu.Lock()
 	s := t.mu.free
 	t.mu.Unlock()
-	if s.block > 0 && (t.o.MinFree <= 0 || (now.Sub(s.at) < spaceAgeMax && now.Sub(s.at) >= 0 && s.bytes-2*size > t.o.MinFree)) {
+	most := spaceAgeMax
+	if t.o.Shared {
+		most /= 10 // others write too
+	}
+	if s.block > 0 && (t.o.MinFree <= 0 || (now.Sub(s.at) < most && now.Sub(s.at) >= 0 && s.bytes-2*size > t.o.MinFree)) {
 		return s, nil
 	}
 	sp, err := t.fs.Space()
@@ -226,7 +230,10 @@ func (t *Tier) evict(v victim) error {
 	if h == 0 {
 		return nil
 	}
-	err := t.fs.Remove(v.n.file(v.key))
+	err := error(unix.ENOENT)
+	if !t.notOurs(v.n.file(v.key)) {
+		err = t.fs.Remove(v.n.file(v.key))
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.evictedLocked(v, h, err)
@@ -306,6 +313,7 @@ func (t *Tier) takeOver(v victim) (*reservation, error) {
 		return &reservation{t: t, bytes: v.bytes, file: tmp}, nil
 	case stuck:
 		t.mu.account.add(v.bytes)
+		t.keepStrayLocked(tmp, v.bytes)
 	}
 	return nil, nil
 }

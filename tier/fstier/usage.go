@@ -101,7 +101,7 @@ func (t *Tier) openUsage() error {
 	if t.o.Capacity > 0 {
 		u.step = min(max(t.o.Capacity/16, usageStepMin), usageStepMax)
 	}
-	f, err := t.fs.Open(nameUsage, unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
+	f, err := t.fs.Open(t.place.usage, unix.O_RDWR|unix.O_CREAT|unix.O_NONBLOCK, 0o600)
 	if err != nil {
 		return err
 	}
@@ -114,6 +114,9 @@ func (t *Tier) openUsage() error {
 	t.mu.Lock()
 	a := &t.mu.account
 	a.bound, a.hasBound = decodeUsage(b[:n], u.boot)
+	if t.place.made {
+		a.bound, a.hasBound = a.known, true // there are no blocks of this number
+	}
 	// A bound that cannot be believed is written as 0, since the file must have
 	// its bytes now: it is among what is counted.
 	u.persisted = 0

@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +26,11 @@ import (
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
 )
+
+// A root that several nodes share has a directory LOCK with a file for each
+// node's number, sharedNodes with a directory for each, and block files that
+// are longer by the number of the node whose they are.
+const sharedNodes = "nodes"
 
 const (
 	verifyChunk    = 1 << 20 // bytes of a block that are read at a time
@@ -90,7 +97,7 @@ type VerifyReport struct {
 
 	CheckedBytes int64 `json:"checked_bytes"` // of good blocks
 	UsedBytes    int64 `json:"used_bytes"`    // of all regular files, as the file system charges them
-	BoundBytes   int64 `json:"bound_bytes"`   // what the usage file says at most; 0 where it is not to be believed
+	BoundBytes   int64 `json:"bound_bytes"`   // what the usage file says at most, or those of a shared root do; 0 where it is not to be believed
 
 	Done float64       `json:"done"` // share of the namespaces' directories, 0 to 1
 	Took time.Duration `json:"took_ns"`
@@ -112,7 +119,7 @@ func Verify(ctx context.Context, o VerifyOptions) (VerifyReport, error) {
 	if o.ProgressEvery <= 0 {
 		o.ProgressEvery = time.Second
 	}
-	v := &verifier{o: o, fs: o.FS, names: map[string]string{}}
+	v := &verifier{o: o, fs: o.FS, names: map[string]string{}, owned: map[int64]int64{}}
 	v.direct.Store(true)
 	if v.fs == nil {
 		root, err := filepath.EvalSymlinks(o.Root)
@@ -151,8 +158,11 @@ type verifier struct {
 	direct atomic.Bool // direct I/O works, as far as is known
 	names  map[string]string
 
+	shared bool // several nodes use the root
+
 	mu     sync.Mutex // held while Found or Progress run
 	report VerifyReport
+	owned  map[int64]int64 // bytes of blocks by the number of their node; 0 for that of a root of one
 }
 
 // verifySpace is a namespace that is being checked.
@@ -242,6 +252,9 @@ func (v *verifier) list(ctx context.Context, dir string, fn func(base string) er
 }
 
 func (v *verifier) root(ctx context.Context) error {
+	if st, err := v.fs.Lstat(nameLock); err == nil {
+		v.shared = st.Dir()
+	}
 	v.inUse()
 	var spaces, others []string
 	known := false
@@ -252,6 +265,8 @@ func (v *verifier) root(ctx context.Context) error {
 		case name == nameLock || name == nameUsage || name == nameTmp || name == nameQuarantine:
 			known = true
 			return v.own(ctx, name)
+		case name == sharedNodes && v.shared:
+			return v.nodes(ctx)
 		default:
 			others = append(others, name)
 		}
@@ -324,7 +339,7 @@ func (v *verifier) own(ctx context.Context, name string) error {
 		switch {
 		case err != nil:
 			v.unreadable(name+"/"+base, err)
-		case name == nameTmp:
+		case strings.HasSuffix(name, nameTmp):
 			v.count(func(r *VerifyReport) { r.Temporary++ })
 		case name == nameQuarantine:
 			v.count(func(r *VerifyReport) { r.Quarantined++ })
@@ -334,6 +349,22 @@ func (v *verifier) own(ctx context.Context, name string) error {
 		}
 		v.charge(st)
 		return nil
+	})
+}
+
+// nodes counts what each node of a shared root has for itself.
+func (v *verifier) nodes(ctx context.Context) error {
+	return v.list(ctx, sharedNodes, func(number string) error {
+		dir := sharedNodes + "/" + number
+		if n, err := strconv.ParseUint(number, 16, 16); err != nil || n == 0 || n >= headerSize || len(number) != 4 {
+			return v.foreign(ctx, dir)
+		}
+		return v.list(ctx, dir, func(base string) error {
+			if base == nameUsage || base == nameTmp {
+				return v.own(ctx, dir+"/"+base)
+			}
+			return v.foreign(ctx, dir+"/"+base)
+		})
 	})
 }
 
@@ -524,6 +555,7 @@ func (v *verifier) block(w *verifyWorker, sp *verifySpace, name string, key bloc
 				r.Good++
 				r.CheckedBytes += int64(length)
 				r.UsedBytes += seen.Bytes
+				v.owned[seen.Size%headerSize] += seen.Bytes
 			})
 			return
 		}
@@ -582,14 +614,22 @@ func (v *verifier) look(w *verifyWorker, sp *verifySpace, name string, key block
 	if seen, err = f.Stat(); err != nil {
 		return found, 0, st, err
 	}
-	if sp.ns != nil && seen.Size != fileSize(length) {
-		return bad("it has %d bytes; a block of %d has %d with its header and padding", seen.Size, length, fileSize(length)), 0, seen, nil
+	size, owner := seen.Size, int64(0)
+	if v.shared {
+		owner = size % headerSize
+		size -= owner
 	}
-	if seen.Size < 2*headerSize || seen.Size%headerSize != 0 {
-		return bad("it has %d bytes, which no block file has", seen.Size), 0, seen, nil
+	if sp.ns != nil && size != fileSize(length) {
+		return bad("it has %d bytes; a block of %d has %d with its header and padding", size, length, fileSize(length)), 0, seen, nil
+	}
+	if size < 2*headerSize || size%headerSize != 0 {
+		return bad("it has %d bytes, which no block file has", size), 0, seen, nil
+	}
+	if v.shared && owner == 0 {
+		return bad("its length says of none of the nodes that share the root that it is theirs"), 0, seen, nil
 	}
 	// The header comes with the first of the bytes.
-	data := w.data[:min(seen.Size-headerSize, int64(len(w.data)))]
+	data := w.data[:min(size-headerSize, int64(len(w.data)))]
 	n, err := vfs.ReadFull(f, [][]byte{w.header, data}, 0)
 	if err != nil {
 		return found, 0, seen, again(err)
@@ -610,8 +650,8 @@ func (v *verifier) look(w *verifyWorker, sp *verifySpace, name string, key block
 	if err := h.Check(sp.fp, key, length); err != nil {
 		return bad("header: %v", err), 0, seen, nil
 	}
-	if seen.Size != fileSize(length) {
-		return bad("it has %d bytes; a block of %d has %d with its header and padding", seen.Size, length, fileSize(length)), 0, seen, nil
+	if size != fileSize(length) {
+		return bad("it has %d bytes; a block of %d has %d with its header and padding", size, length, fileSize(length)), 0, seen, nil
 	}
 	w.sum.Reset()
 	left := length
@@ -622,10 +662,10 @@ func (v *verifier) look(w *verifyWorker, sp *verifySpace, name string, key block
 		if i := bytes.IndexFunc(data[n:], func(r rune) bool { return r != 0 }); i >= 0 {
 			return bad("the padding behind the block has a byte that is not 0, at %d", at+int64(n+i)), 0, seen, nil
 		}
-		if at += int64(len(data)); at >= seen.Size {
+		if at += int64(len(data)); at >= size {
 			break
 		}
-		data = w.data[:min(seen.Size-at, int64(len(w.data)))]
+		data = w.data[:min(size-at, int64(len(w.data)))]
 		m, err := vfs.ReadFull(f, [][]byte{data}, at)
 		if err != nil {
 			return found, 0, seen, again(err)
@@ -640,31 +680,42 @@ func (v *verifier) look(w *verifyWorker, sp *verifySpace, name string, key block
 	return found, length, seen, nil
 }
 
-// books compares the usage file with what was counted. Under a running node
+// books compares the usage files with what was counted. Under a running node
 // both move, so that they say nothing.
 func (v *verifier) books() {
-	b, _, err := v.t.readSmall(nameUsage, 1<<20)
+	v.mu.Lock()
+	used, quiet := v.report.UsedBytes, v.report.InUse == ""
+	owned := maps.Clone(v.owned)
+	v.mu.Unlock()
+	if !v.shared {
+		v.book(nameUsage, used, quiet)
+		return
+	}
+	for _, n := range slices.Sorted(maps.Keys(owned)) {
+		v.book(fmt.Sprintf("%s/%04x/%s", sharedNodes, n, nameUsage), owned[n], quiet)
+	}
+}
+
+func (v *verifier) book(name string, used int64, quiet bool) {
+	b, _, err := v.t.readSmall(name, 1<<20)
 	if gone(err) {
 		return
 	}
 	if err != nil {
-		v.unreadable(nameUsage, err)
+		v.unreadable(name, err)
 		return
 	}
 	whole := len(b) >= usageSize && string(b[:len(usageMagic)]) == usageMagic && crc64nvme.Checksum(b[:56]) == binary.BigEndian.Uint64(b[56:])
 	bound, believed := decodeUsage(b, v.t.kernelBoot())
-	v.mu.Lock()
-	used, quiet := v.report.UsedBytes, v.report.InUse == ""
 	if believed {
-		v.report.BoundBytes = bound
+		v.count(func(r *VerifyReport) { r.BoundBytes += bound })
 	}
-	v.mu.Unlock()
 	switch {
 	case !quiet:
 	case !whole:
-		v.find(FindBooks, nameUsage, "nothing: the next start writes it anew, and refuses writes until its scan is done", "the usage file is damaged")
+		v.find(FindBooks, name, "nothing: the next start writes it anew, and refuses writes until its scan is done", "the usage file is damaged")
 	case believed && used > bound:
-		v.find(FindBooks, nameUsage, "remove "+v.path(nameUsage)+", so that the next start counts before it writes, if nobody has put files there by hand",
+		v.find(FindBooks, name, "remove "+v.path(name)+", so that the next start counts before it writes, if nobody has put files there by hand",
 			"the files take %d bytes, and it says that they take at most %d", used, bound)
 	}
 }
@@ -694,13 +745,30 @@ func (w *verifyWorker) close() {
 	}
 }
 
-// lockHolder says who has the root locked, "" for nobody. It takes no lock.
+// lockHolder says who has the root locked, "" for nobody; in a shared root one
+// of those who have. It takes no lock.
 func lockHolder(root string) string {
-	fd, err := unix.Open(root+"/"+nameLock, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	names := []string{root + "/" + nameLock}
+	if list, err := os.ReadDir(names[0]); err == nil { // shared
+		names = nil
+		for _, e := range list {
+			names = append(names, root+"/"+nameLock+"/"+e.Name())
+		}
+	}
+	for _, name := range names {
+		if who := lockedBy(name); who != "" {
+			return who
+		}
+	}
+	return ""
+}
+
+func lockedBy(name string) string {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return ""
 	}
-	f := os.NewFile(uintptr(fd), nameLock)
+	f := os.NewFile(uintptr(fd), name)
 	defer func() { _ = f.Close() }()
 	lock := unix.Flock_t{Type: unix.F_WRLCK}
 	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {

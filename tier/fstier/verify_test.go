@@ -389,7 +389,7 @@ func TestVerifyInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	vanished := int64(0)
-	for range 40 {
+	for range 15 {
 		r, found := verify(t, VerifyOptions{Root: root, Workers: 4})
 		if len(found) > 0 || r.Problems > 0 || !strings.Contains(r.InUse, fmt.Sprintf("pid %d on ", os.Getpid())) {
 			t.Errorf("%+v, %+v", r, found)
@@ -476,6 +476,85 @@ func TestVerifyChangingFile(t *testing.T) {
 		}}})
 		if len(found) > 0 || r.Good != int64(x.good) || r.Vanished != x.vanished {
 			t.Errorf("%s: %+v, %+v", name, r, found)
+		}
+	}
+}
+
+// TestVerifyShared: a root of several nodes has their own files elsewhere, and
+// the lengths of block files say whose they are.
+func TestVerifyShared(t *testing.T) {
+	share := func(t *testing.T) (root string, paths []string) {
+		root, _, paths = filled(t, 0)
+		in := func(name string) string { return filepath.Join(root, name) }
+		lock, err := os.ReadFile(in(nameLock))
+		err = errors.Join(err, os.Remove(in(nameLock)), os.Mkdir(in(nameLock), 0o700), os.WriteFile(in("LOCK/0001"), lock, 0o600), os.WriteFile(in("LOCK/0002"), lock, 0o600),
+			os.MkdirAll(in("nodes/0001"), 0o700), os.MkdirAll(in("nodes/0002/tmp"), 0o700), os.Rename(in(nameTmp), in("nodes/0001/tmp")), os.Rename(in(nameUsage), in("nodes/0001/usage")),
+			os.WriteFile(in("nodes/0002/tmp/dead-1"), nil, 0o600))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range paths {
+			st, err := os.Stat(p)
+			if err == nil {
+				err = os.Truncate(p, st.Size()+int64(1+i%2))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return root, paths
+	}
+	root, paths := share(t)
+	r, found := verify(t, VerifyOptions{Root: root})
+	if len(found) > 0 || r.Good != int64(len(paths)) || r.Temporary != 1 || r.UsedBytes != du(t, root) || r.BoundBytes == 0 || r.InUse != "" {
+		t.Errorf("%+v, %+v", r, found)
+	}
+	held, err := vfs.OpenRoot(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	f, err := held.Open("LOCK/0002", unix.O_RDWR, 0)
+	if err == nil {
+		defer f.Close()
+		err = f.Lock()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, _ := verify(t, VerifyOptions{Root: root}); !strings.Contains(r.InUse, "pid ") {
+		t.Errorf("in use: %+v", r)
+	}
+
+	for name, x := range map[string]struct {
+		do   func(root, path string) error
+		kind string
+		what string
+	}{
+		"no owner":   {func(_, p string) error { return os.Truncate(p, 3*headerSize) }, FindBad, "of none of the nodes"},
+		"a byte":     {func(_, p string) error { overwrite(t, p, headerSize+10, 0xA5, 0x5A); return nil }, FindBad, "does not match its checksum"},
+		"short":      {func(_, p string) error { return os.Truncate(p, 2*headerSize+1) }, FindBad, "it has 8192 bytes"},
+		"a stranger": {func(root, _ string) error { return os.WriteFile(filepath.Join(root, "nodes", "x"), nil, 0o600) }, FindForeign, "none of the tier's"},
+		"books": {func(root, _ string) error {
+			b, err := os.ReadFile(filepath.Join(root, "nodes/0001/usage"))
+			if err == nil {
+				clear(b[16:24])
+				b[22] = 1 // 256 bytes
+				sum := crc64nvme.Checksum(b[:56])
+				for i := range 8 {
+					b[56+i] = byte(sum >> (56 - 8*i))
+				}
+				err = os.WriteFile(filepath.Join(root, "nodes/0001/usage"), b, 0o600)
+			}
+			return err
+		}, FindBooks, "it says that they take at most 256"},
+	} {
+		root, paths := share(t)
+		if err := x.do(root, paths[3]); err != nil {
+			t.Fatal(err)
+		}
+		if _, found := verify(t, VerifyOptions{Root: root}); len(found) != 1 || found[0].Kind != x.kind || !strings.Contains(found[0].What, x.what) {
+			t.Errorf("%s: %+v", name, found)
 		}
 	}
 }

@@ -63,6 +63,7 @@ func (t *Tier) write(ctx context.Context, ns *block.Namespace, n *namespace, it 
 
 // store makes room for a block, writes and publishes it.
 func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []tier.Item, hdr []byte, full error) error {
+	t.retryStray()
 	size := fileSize(len(it.Buf))
 	r, err := t.reserve(ctx, "write", it.Key, size, n, named, full)
 	if err != nil {
@@ -80,9 +81,10 @@ func (t *Tier) store(ctx context.Context, n *namespace, it *tier.Item, named []t
 func (t *Tier) present(n *namespace, key block.Key, length int) (bool, error) {
 	t.mu.Lock()
 	h := t.mu.index.find(n.id, &key)
-	there := h != 0 && t.mu.index.at(h).usable()
+	there, foreign := h != 0 && t.mu.index.at(h).usable(), false
 	if there {
 		t.mu.index.touch(h)
+		foreign = t.mu.index.at(h).flags&flagForeign != 0
 	}
 	t.mu.Unlock()
 	if !there {
@@ -91,17 +93,17 @@ func (t *Tier) present(n *namespace, key block.Key, length int) (bool, error) {
 	// A write that ends well means that the block is there, so the index's
 	// word is not enough: others may have removed the file.
 	st, err := t.fs.Lstat(n.file(key))
-	if err == nil && st.Regular() && st.Size == fileSize(length) {
+	if owner, ok := t.sized(st.Size, length); err == nil && st.Regular() && ok && foreign == (owner != t.place.number) {
 		return true, nil
 	}
 	mu := t.stripeOf(n, &key)
 	mu.Lock()
 	defer mu.Unlock()
-	if _, ok, err := t.validLocked(n, key, length); ok || err != nil {
+	if bytes, owner, ok, err := t.validLocked(n, key, length); ok || err != nil {
 		if err != nil {
 			return false, t.fail("write", key, err)
 		}
-		return true, nil
+		return true, t.keepLocked(n, key, bytes, owner)
 	}
 	if err := t.setAsideLocked(n, key, "not the file that was written"); err != nil {
 		return false, t.fail("write", key, err)
@@ -209,6 +211,11 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 	if err := vfs.WriteAll(f, [][]byte{hdr, it.Buf[:padded(length)]}, 0); err != nil {
 		return err
 	}
+	if t.o.Shared { // whose it is, before it has a name
+		if err := f.Truncate(size + int64(t.place.number)); err != nil {
+			return err
+		}
+	}
 	if t.o.Sync == SyncData {
 		if err := f.Sync(); err != nil {
 			return err
@@ -237,18 +244,18 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 		}
 		if !errors.Is(err, unix.EEXIST) || tries == 2 {
 			// A call that fails may have been done all the same. Nothing else
-			// can have this name now, so what is there is ours.
+			// of this node's can have this name now.
 			if f.tmp == "" && !errors.Is(err, unix.EEXIST) {
 				t.removeStray(n.file(it.Key), r, size)
 			}
 			return err
 		}
-		bytes, ok, verr := t.validLocked(n, it.Key, length)
+		bytes, owner, ok, verr := t.validLocked(n, it.Key, length)
 		if verr != nil {
 			return verr
 		}
 		if ok {
-			return t.keepLocked(n, it.Key, bytes)
+			return t.keepLocked(n, it.Key, bytes, owner)
 		}
 		if err := t.setAsideLocked(n, it.Key, "another file is in the block's place"); err != nil {
 			return err
@@ -278,9 +285,9 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 }
 
 // removeStray removes a file of a write that has failed. If it cannot, its
-// bytes stay counted until the next start.
+// bytes stay counted, and later writes try again if it is in tmp.
 func (t *Tier) removeStray(name string, r *reservation, size int64) {
-	if _, err := t.fs.Lstat(name); gone(err) {
+	if _, err := t.fs.Lstat(name); gone(err) || t.notOurs(name) {
 		return
 	}
 	if err := t.fs.Remove(name); err != nil && !gone(err) {
@@ -288,7 +295,10 @@ func (t *Tier) removeStray(name string, r *reservation, size int64) {
 			return // done all the same
 		}
 		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
-		r.settle(size)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		r.settleLocked(size)
+		t.keepStrayLocked(name, size)
 	}
 }
 
@@ -305,6 +315,9 @@ func (t *Tier) giveName(f draft, name string, r *reservation, size int64) error 
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
+	if t.linkNamed {
+		return t.linkTmp(f.tmp, name, size)
+	}
 	if err = t.fs.Rename(f.tmp, name); err != nil {
 		_, lerr := t.fs.Lstat(f.tmp)
 		if gone(lerr) {
@@ -317,14 +330,55 @@ func (t *Tier) giveName(f draft, name string, r *reservation, size int64) error 
 	return err
 }
 
+// linkTmp gives a file in tmp its name, which a node that shares the root may
+// be doing at this moment: only a link fails where there is something, on each
+// file system that has links. Where there are none, a rename replaces that
+// one's copy, and it learns so when it evicts it.
+func (t *Tier) linkTmp(tmp, name string, size int64) error {
+	f, err := t.fs.Open(tmp, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	err = t.fs.Link(f, name)
+	if err != nil { // it may have been made all the same
+		st, serr := f.Stat()
+		at, aerr := t.fs.Lstat(name)
+		if serr == nil && aerr == nil && at.Dev == st.Dev && at.Ino == st.Ino {
+			err = nil
+		}
+	}
+	_ = f.Close() // nothing was written
+	if err != nil {
+		return err
+	}
+	if err := t.fs.Remove(tmp); err != nil && !gone(err) {
+		// The block's bytes will outlive it.
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.mu.account.add(size)
+		t.keepStrayLocked(tmp, size)
+	}
+	return nil
+}
+
 // keepLocked keeps a valid copy that is in place of the one just written: the
 // scan has not come to it, or another write was faster.
-func (t *Tier) keepLocked(n *namespace, key block.Key, bytes int64) error {
+func (t *Tier) keepLocked(n *namespace, key block.Key, bytes int64, owner uint16) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	x := &t.mu.index
 	h := x.find(n.id, &key)
-	if h == 0 {
+	foreign := owner != t.place.number
+	if h != 0 && (x.at(h).flags&flagForeign != 0) != foreign {
+		t.dropLocked(n, h) // it has another owner by now
+		h = 0
+	}
+	switch {
+	case h != 0:
+	case foreign:
+		t.addLocked(n, &key, bytes, flagForeign)
+		return nil
+	default:
 		t.addLocked(n, &key, bytes, 0)
 		t.mu.account.found(bytes)
 		return nil

@@ -37,6 +37,7 @@ type Tier struct {
 	presence *presence
 	warm     *warmer
 	keeper   *keeper // of the capacity, or nil
+	asker    *asker
 
 	heads     sync.Pool     // *[headSize]byte
 	shifts    sync.Map      // block length to *shift
@@ -102,7 +103,7 @@ func Open(ctx context.Context, o Options) (*Tier, error) {
 		client.Close()
 		return nil, err
 	}
-	if err := t.startBackground(); err != nil {
+	if err := t.startBackground(ctx); err != nil {
 		client.Close()
 		return nil, err
 	}

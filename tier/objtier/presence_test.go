@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/invariants"
 	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/tiertest"
 )
@@ -135,7 +136,11 @@ func TestPresenceIsTrueWithOneWriter(t *testing.T) {
 		found bool
 		list  []sized
 	}
-	for seed := range uint64(30) {
+	seeds := uint64(30)
+	if invariants.Enabled { // slow
+		seeds = 5
+	}
+	for seed := range seeds {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		c := newHandClock()
 		keys := []int{4, 40, 1000}[rnd.IntN(3)]
@@ -263,11 +268,11 @@ func TestPresenceRoom(t *testing.T) {
 	for i := range 80 {
 		page = append(page, sized{key(i), 5})
 	}
-	if p.listed(fpA, page, p.mark()) {
-		t.Error("80 keys do not fit into 100")
-	}
 	for i := 100; i < 120; i++ {
 		p.put(fpA, key(i), 5)
+	}
+	if p.listed(fpA, page, p.mark()) {
+		t.Error("80 keys do not fit into 100")
 	}
 	// No listing takes the place of what is there.
 	c.add(time.Second)
@@ -278,6 +283,10 @@ func TestPresenceRoom(t *testing.T) {
 	// Keys that nobody has asked for go first, then by use.
 	p.touch(fpA, []block.Key{key(0), key(100)})
 	for i := 300; i < 398; i++ {
+		if i == 300+79 {
+			wantKnown(t, p, fpA, key(101), tier.Present)
+			wantKnown(t, p, fpA, key(79), tier.Unknown)
+		}
 		p.put(fpA, key(i), 5)
 	}
 	for i := range 120 {
@@ -337,6 +346,9 @@ func TestPresenceLastUse(t *testing.T) {
 // times over in every way. Its size is a power of two, like the default, so that
 // the load of the table is the same.
 func TestPresenceMemory(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("sizes are the same without the checks, and this is slow with them")
+	}
 	const size = 1 << 17
 	p := newPresence(size, time.Hour, time.Hour, time.Now)
 	var key block.Key

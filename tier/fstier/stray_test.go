@@ -1,0 +1,84 @@
+package fstier
+
+import (
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/terrace-kv/terrace/internal/vfs"
+	"github.com/terrace-kv/terrace/tier/tiertest"
+)
+
+// TestStraysAreRemovedLater: files of failed writes whose removal fails too
+// take room only until the medium works again, not until the next start.
+func TestStraysAreRemovedLater(t *testing.T) {
+	for name, mode := range modes {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			var broken atomic.Bool
+			o := opts(t, root, func(c vfs.Call) vfs.Fault {
+				tmp := strings.HasPrefix(c.Name, nameTmp+"/")
+				if broken.Load() && (c.Op == vfs.OpWrite || tmp && c.Op == vfs.OpRemove) {
+					return vfs.Fault{Err: unix.EIO}
+				}
+				return mode(c)
+			})
+			o.Capacity = 1 << 20
+			tr := openClosing(t, o)
+			ns := tiertest.Namespace(t, "strays")
+			many := blocks(t, ns, 0, 400, 0)
+			write(t, tr, ns, many) // evicts, so that writes take over what is evicted
+			full := tr.Stats().Blocks
+			broken.Store(true)
+			failing := blocks(t, ns, 1000, 30, 0)
+			for i := range failing {
+				tr.Write(t.Context(), ns, failing[i:i+1])
+				if failing[i].Err == nil {
+					t.Fatal("a write has worked")
+				}
+			}
+			left, _ := filepath.Glob(filepath.Join(root, nameTmp, "*"))
+			if len(left) < 20 {
+				t.Fatalf("%d files are left, which says nothing", len(left))
+			}
+			if used, sum := tr.Stats().UsedBytes, du(t, root); used < sum || used > o.Capacity {
+				t.Errorf("%d bytes are used, the files have %d, the capacity is %d", used, sum, o.Capacity)
+			}
+			broken.Store(false)
+			write(t, tr, ns, blocks(t, ns, 2000, 100, 0))
+			if left, _ = filepath.Glob(filepath.Join(root, nameTmp, "*")); len(left) > 0 {
+				t.Errorf("%d files are still left", len(left))
+			}
+			if now := tr.Stats().Blocks; now < full {
+				t.Errorf("there is room for %d blocks, before it was %d", now, full)
+			}
+			wantExact(t, tr)
+			if _, whole, err := tr.CheckInvariants(time.Hour); err != nil || !whole {
+				t.Error(whole, err)
+			}
+		})
+	}
+}
+
+// TestStraysAreBounded: what is remembered of them is, and a name that may be
+// another's is not among them.
+func TestStraysAreBounded(t *testing.T) {
+	tr := openClosing(t, opts(t, t.TempDir(), nil))
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	for range 2 * straysMax {
+		tr.keepStrayLocked(tr.tmpName+"x", 1)
+	}
+	if n := len(tr.mu.strays); n != straysMax {
+		t.Errorf("%d are remembered", n)
+	}
+	tr.mu.strays = nil
+	tr.keepStrayLocked("00ff/00/00ff", 1)
+	if n := len(tr.mu.strays); n != 0 {
+		t.Error("a block's name is remembered as a stray")
+	}
+}
