@@ -378,7 +378,7 @@ func (n *Net) welcome(raw net.Conn, addr string, until time.Time) error {
 // join gives a data connection to the session of its token. The session may
 // not have been told yet to expect it.
 func (n *Net) join(raw, conn net.Conn, token [tokenBytes]byte, until time.Time) error {
-	unexpected := violated("token.token", "no session expects a data connection that shows it")
+	unexpected := errors.New("no session expects a data connection with this token") // or not any more
 	n.mu.Lock()
 	s := n.mu.tokens[token]
 	n.mu.Unlock()

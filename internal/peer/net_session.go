@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"time"
@@ -187,8 +188,12 @@ func (s *tcpSession) finish() {
 // read takes control frames.
 func (s *tcpSession) read() {
 	defer close(s.heard)
-	for {
+	for greeted := !s.dialed; ; greeted = true {
 		msg, err := s.in.next()
+		if errors.Is(err, io.EOF) && !greeted {
+			s.end(errors.New("control connection: closed by the peer before its greeting; it may want TLS, or be no terrace node"))
+			return
+		}
 		if err != nil {
 			s.end(endReason("control connection", err, s.n.o.ProgressTimeout))
 			return
