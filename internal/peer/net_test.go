@@ -1119,7 +1119,7 @@ type testCA struct {
 	file string
 }
 
-func newTestCA(t *testing.T) *testCA {
+func newTestCA(t testing.TB) *testCA {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -1139,7 +1139,7 @@ func newTestCA(t *testing.T) *testCA {
 	return ca
 }
 
-func (ca *testCA) write(t *testing.T, name, typ string, der []byte) string {
+func (ca *testCA) write(t testing.TB, name, typ string, der []byte) string {
 	t.Helper()
 	path := filepath.Join(ca.dir, name)
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: typ, Bytes: der}), 0o600); err != nil {
@@ -1149,7 +1149,7 @@ func (ca *testCA) write(t *testing.T, name, typ string, der []byte) string {
 }
 
 // files has a new certificate for a name or address.
-func (ca *testCA) files(t *testing.T, name string) TLSFiles {
+func (ca *testCA) files(t testing.TB, name string) TLSFiles {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -1172,7 +1172,7 @@ func (ca *testCA) files(t *testing.T, name string) TLSFiles {
 	return TLSFiles{Cert: ca.write(t, name+".pem", "CERTIFICATE", der), Key: ca.write(t, name+".key", "PRIVATE KEY", pkcs8), CA: ca.file}
 }
 
-func (ca *testCA) config(t *testing.T, name string) *tls.Config {
+func (ca *testCA) config(t testing.TB, name string) *tls.Config {
 	t.Helper()
 	cfg, err := ca.files(t, name).Config()
 	if err != nil {
