@@ -14,6 +14,9 @@ import (
 // TiersMax bounds the secondary tiers of one core.
 const TiersMax = 16
 
+// ProbeKeysMax bounds the keys of one probe of the bound tier.
+const ProbeKeysMax = 4096
+
 // ReserveKeysMax bounds the keys of one reserve call.
 const ReserveKeysMax = 256
 
@@ -29,8 +32,10 @@ type TierFacts struct {
 	// sees it, what is learned of it is that request's own, and nothing is ever
 	// written to it. At most one tier is bound.
 	Bound bool
-	// Bounds of its jobs; 0: those of the options.
-	ProbeTimeout, PromoteTimeout time.Duration
+	// Bounds of its jobs; 0: those of the options. AssumeTimeout is that of
+	// promotions for requests with PeerAssume, whose blocks may not exist yet; 0:
+	// PromoteTimeout.
+	ProbeTimeout, PromoteTimeout, AssumeTimeout time.Duration
 	// Credit: blocks in unfinished promotions and cascades, at most.
 	ReadBlocksMax, WriteBlocksMax int
 }
@@ -108,6 +113,7 @@ func (o Options) WithDefaults() Options {
 		num(&o.Tiers[i].WriteBlocksMax, 4096)
 		def(&o.Tiers[i].ProbeTimeout, o.ProbeTimeout)
 		def(&o.Tiers[i].PromoteTimeout, o.PromoteTimeout)
+		def(&o.Tiers[i].AssumeTimeout, o.Tiers[i].PromoteTimeout)
 	}
 	return o
 }

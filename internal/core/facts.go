@@ -158,13 +158,17 @@ func (c *Core) wantFact(q *request, t int, key *block.Key) {
 func (c *Core) startProbes(q *request) {
 	for t := range c.tiers {
 		ts := &c.tiers[t]
-		if len(ts.probes) == 0 {
-			continue
+		for len(ts.probes) > 0 {
+			n := len(ts.probes)
+			if ts.facts.Bound {
+				n = min(n, ProbeKeysMax)
+			}
+			j := c.newJob(ProbeJob, t, q.s.ns, ts.facts.ProbeTimeout)
+			j.src = c.source(t, q)
+			j.keys, ts.probes = ts.probes[:n:n], ts.probes[n:]
+			c.startJob(j)
 		}
-		j := c.newJob(ProbeJob, t, q.s.ns, ts.facts.ProbeTimeout)
-		j.src = c.source(t, q)
-		j.keys, ts.probes = ts.probes, nil
-		c.startJob(j)
+		ts.probes = nil
 	}
 }
 

@@ -69,7 +69,7 @@ func (c *Core) lookupTimeout(q *request) time.Duration {
 	d := c.opt.LookupTimeout
 	for t := range c.tiers {
 		if f := &c.tiers[t].facts; f.Bound && q.params.Peer == PeerAssume {
-			d = max(d, f.PromoteTimeout)
+			d = max(d, f.AssumeTimeout)
 		}
 	}
 	return d
@@ -662,7 +662,11 @@ func (j *judgement) startPromotions(tokens int64) bool {
 				panic("core: an admitted promotion found no slot")
 			}
 			if jobs[t] == nil {
-				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, c.tiers[t].facts.PromoteTimeout)
+				within := c.tiers[t].facts.PromoteTimeout
+				if c.tiers[t].facts.Bound && j.q.params.Peer == PeerAssume {
+					within = c.tiers[t].facts.AssumeTimeout
+				}
+				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, within)
 				jobs[t].src = c.source(t, j.q)
 			}
 			c.fillSlot(s, e, j.q.s.ns, key, fill{slot: s, kind: fillPromote, job: jobs[t], idx: len(jobs[t].blocks)})

@@ -146,8 +146,8 @@ type Params struct {
 	// after its finish, until UnboundStoreTimeout has passed.
 	RemoteDecoder bool
 
-	// KVRequestID is the name of the hand-over between nodes: of the one that
-	// RemoteDecoder prepares, or of the one that Peer takes part in.
+	// KVRequestID is the name, between nodes, of the hand-over that RemoteDecoder
+	// prepares. Without one nobody can fetch it.
 	KVRequestID string
 
 	// Peer says that the request may load from the bound tier, and what it may
@@ -155,6 +155,12 @@ type Params struct {
 	// so that requests do not go round in circles.
 	Peer    PeerRole
 	NoPeers bool
+
+	// PeerHost and PeerPort say where that node is, and PeerRequestID what it
+	// knows the request by. The core passes over them.
+	PeerHost      string
+	PeerPort      int
+	PeerRequestID string
 }
 
 // PeerRole is what a request wants of the node that it is bound to.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/terrace-kv/terrace/internal/invariants"
 	"github.com/terrace-kv/terrace/internal/lifecycle"
 	"github.com/terrace-kv/terrace/internal/metrics"
+	"github.com/terrace-kv/terrace/internal/peer"
 	"github.com/terrace-kv/terrace/internal/transfer"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -50,6 +52,7 @@ type TierSpec struct {
 type Options struct {
 	Core     core.Options // Size is required; Tiers is filled in by Open
 	Tiers    []TierSpec   // in lookup order
+	Peers    *PeerOptions // nil: the node speaks to no other
 	Populate bool         // touch the region's memory ahead of use
 	Version  string
 	Socket   string // told in Status
@@ -69,6 +72,7 @@ type Node struct {
 	arena  *arena.Arena
 	set    *metrics.Set
 	tiers  []*tierHandle
+	peers  *peers          // nil: none
 	ctx    context.Context // ended by Close
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -177,6 +181,12 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		}
 		co.Tiers = append(co.Tiers, f)
 	}
+	if o.Peers != nil {
+		if slices.Contains(names, PeersTier) {
+			return nil, errPeerName
+		}
+		co.Tiers = append(co.Tiers, o.Peers.facts())
+	}
 	if n.core, err = core.New(co); err != nil {
 		return nil, err
 	}
@@ -184,6 +194,17 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	if o.Peers != nil {
+		var secret [32]byte
+		if _, err = rand.Read(secret[:]); err == nil {
+			err = n.openPeers(*o.Peers, secret)
+		}
+		if err != nil {
+			n.cancel()
+			return nil, errors.Join(err, n.arena.Close())
+		}
+		n.loop("peer-log", n.peers.logger)
+	}
 	for i, h := range n.tiers {
 		lo := o.Tiers[i].Lane
 		lo.Logger = n.log
@@ -260,12 +281,18 @@ func (n *Node) wall(t core.Time) time.Time { return n.start.Add(time.Duration(t 
 // held.
 func (n *Node) perform() {
 	for {
+		if n.peers != nil {
+			n.peers.settle(n.now())
+		}
 		n.fx = n.core.TakeEffects(n.fx[:0])
 		if len(n.fx) == 0 {
 			break
 		}
 		var refused []core.StartJob
 		for _, e := range n.fx {
+			if n.peers != nil && n.peers.bridge.Perform(n.now(), e) {
+				continue
+			}
 			switch e := e.(type) {
 			case core.StartJob:
 				if err := n.startJob(&e); err != nil {
@@ -298,7 +325,7 @@ func (n *Node) perform() {
 					n.arena.Poison(s.Offset(), core.PageSize)
 				}
 			case core.RequestFinished:
-				// No tier that binds to requests is built yet.
+				// No tier of a lane's binds to requests. Peers hear of CloseSource.
 			}
 		}
 		clear(n.fx)
@@ -310,9 +337,11 @@ func (n *Node) perform() {
 		close(n.changed)
 		n.changed = nil
 	}
-	if next := n.core.NextDeadline(); next != 0 && (n.alarm == 0 || next < n.alarm) {
-		n.alarm = next
-		poke(n.wake)
+	for _, next := range []core.Time{n.core.NextDeadline(), n.peers.next()} {
+		if next != 0 && (n.alarm == 0 || next < n.alarm) {
+			n.alarm = next
+			poke(n.wake)
+		}
 	}
 }
 
@@ -441,6 +470,9 @@ func (n *Node) ticker(l *lifecycle.Loop) {
 		n.mu.Lock()
 		if n.alarm != 0 && n.alarm <= n.now() {
 			n.core.Tick(n.now())
+			if n.peers != nil {
+				n.peers.bridge.M.Tick(peer.Time(n.now()))
+			}
 			n.alarm = 0
 			n.perform()
 		}
@@ -632,10 +664,17 @@ func (n *Node) Close(ctx context.Context) error {
 func (n *Node) Drain(ctx context.Context) error {
 	n.mu.Lock()
 	n.core.Drain()
+	if n.peers != nil {
+		n.peers.bridge.M.Drain(peer.Time(n.now()))
+	}
+	n.perform()
 	n.mu.Unlock()
 	at, now := context.WithCancel(ctx)
 	now()
 	_ = n.gate.Drain(at) // refuse new sessions; greetings under way are bounded by their callers
+	if n.peers != nil {
+		n.peers.drain(ctx)
+	}
 	if what := n.waitIdle(ctx); what != "" {
 		return fmt.Errorf("drain bound passed with %s", what)
 	}
@@ -654,6 +693,12 @@ func (n *Node) close(ctx context.Context) error {
 	clean := true
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
+	if n.peers != nil {
+		if err := n.peers.close(grace); err != nil {
+			errs = append(errs, err)
+			clean = false
+		}
+	}
 	laneCtx := ctx
 	if ctx.Err() == nil {
 		laneCtx = grace
@@ -727,28 +772,39 @@ func (n *Node) tellUntil(f func()) {
 	close(over)
 }
 
-// waitIdle waits for jobs to end, tells once a second what it waits for, and
-// returns that when ctx ends first.
+// waitIdle waits for jobs to end.
 func (n *Node) waitIdle(ctx context.Context) string {
+	return n.wait(ctx, func() string {
+		if p := n.core.Pending(); p.Jobs+p.Waiting > 0 {
+			return n.pending(p)
+		}
+		return ""
+	})
+}
+
+// wait waits until pending says nothing any more, tells once a second what it
+// waits for, and returns that when ctx ends first. pending is called with n.mu
+// held.
+func (n *Node) wait(ctx context.Context, pending func() string) string {
 	tell := time.NewTicker(time.Second)
 	defer tell.Stop()
 	for {
 		n.mu.Lock()
-		p := n.core.Pending()
+		what := pending()
 		if n.changed == nil {
 			n.changed = make(chan struct{})
 		}
 		changed := n.changed
 		n.mu.Unlock()
-		if p.Jobs+p.Waiting == 0 {
+		if what == "" {
 			return ""
 		}
 		select {
 		case <-changed:
 		case <-tell.C:
-			n.log.Info("draining", "waiting_for", n.pending(p))
+			n.log.Info("draining", "waiting_for", what)
 		case <-ctx.Done():
-			return n.pending(p)
+			return what
 		}
 	}
 }

@@ -91,7 +91,18 @@ func (e *eng) request(id string) {
 
 func (e *eng) store(id string, ks []block.Key, sum bool) int {
 	e.t.Helper()
-	g, err := e.s.Reserve(id, 0, 0, ks, nil)
+	return e.storeFrom(id, 0, ks, sum)
+}
+
+// storeAt stores blocks of which the first is not the request's first.
+func (e *eng) storeAt(id string, first int, ks []block.Key) int {
+	e.t.Helper()
+	return e.storeFrom(id, first, ks, true)
+}
+
+func (e *eng) storeFrom(id string, first int, ks []block.Key, sum bool) int {
+	e.t.Helper()
+	g, err := e.s.Reserve(id, 0, first, ks, nil)
 	if err != nil {
 		e.t.Fatal(err)
 	}

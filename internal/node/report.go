@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -33,6 +34,9 @@ func (n *Node) Status() Status {
 	states := make([][2]transfer.State, len(n.tiers))
 	for i, h := range n.tiers {
 		states[i] = h.states
+	}
+	if n.peers != nil {
+		s.Peers = n.peers.status(&c)
 	}
 	n.mu.Unlock()
 	slices.SortFunc(s.Sessions, func(a, b SessionStatus) int { return cmp.Compare(a.ID, b.ID) })
@@ -80,6 +84,9 @@ func (n *Node) Status() Status {
 		}
 		s.Tiers = append(s.Tiers, ts)
 	}
+	if n.peers != nil {
+		s.Tiers = append(s.Tiers, n.peers.tierStatus(&c, s.Peers))
+	}
 	return s
 }
 
@@ -106,6 +113,10 @@ func (n *Node) StatusJSON() []byte {
 func (n *Node) Pins(limit int) []Pin {
 	n.mu.Lock()
 	list, now := n.core.PinList(limit), n.now()
+	serving := map[core.SessionID]bool{}
+	if n.peers != nil {
+		serving = n.peers.bridge.Sessions()
+	}
 	engines := make(map[core.SessionID]string, len(n.sessions))
 	for id, s := range n.sessions {
 		engines[id] = fmt.Sprintf(" (engine %q, pid %d)", s.hello.Engine, s.hello.PID)
@@ -114,8 +125,13 @@ func (n *Node) Pins(limit int) []Pin {
 	out := make([]Pin, 0, len(list))
 	for _, p := range list {
 		owner := fmt.Sprintf("session %d%s request %q", p.Session, engines[p.Session], p.Request)
-		if p.Job != 0 {
+		switch {
+		case p.Job != 0 && p.Tier == len(n.tiers):
+			owner = fmt.Sprintf("job %d %s %s", p.Job, p.Kind, PeersTier)
+		case p.Job != 0:
 			owner = fmt.Sprintf("job %d %s %s", p.Job, p.Kind, n.tiers[p.Tier].info.Name)
+		case serving[p.Session]:
+			owner = fmt.Sprintf("round %s of a peer", p.Request)
 		}
 		out = append(out, Pin{Owner: owner, Slot: uint32(p.Slot), Generation: p.Gen, Key: p.Key.String(),
 			AgeSeconds: time.Duration(now - p.Since).Seconds(), Overdue: p.Overdue})
@@ -124,9 +140,9 @@ func (n *Node) Pins(limit int) []Pin {
 	return out
 }
 
-// CheckInvariants walks the core's tables; for tests.
+// CheckInvariants walks the tables of core and peers; for tests.
 func (n *Node) CheckInvariants() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.core.CheckInvariants()
+	return errors.Join(n.core.CheckInvariants(), n.peers.check())
 }

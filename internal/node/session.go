@@ -11,6 +11,7 @@ import (
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/arena"
 	"github.com/terrace-kv/terrace/internal/core"
+	"github.com/terrace-kv/terrace/internal/peer"
 	"github.com/terrace-kv/terrace/tier"
 )
 
@@ -83,6 +84,7 @@ func (n *Node) OpenSession(ctx context.Context, g Greeting) (*Session, error) {
 	}
 	s := &Session{n: n, id: id, space: sp, hello: g, since: time.Now()}
 	n.sessions[id] = s
+	n.perform() // peers may be told of the namespace
 	return s, nil
 }
 
@@ -116,6 +118,9 @@ func (n *Node) spaceLocked(ns *block.Namespace, name string) (*space, error) {
 		}
 		n.spaces = append(n.spaces, sp)
 		n.byPrint[ns.Fingerprint()] = sp
+		if n.peers != nil {
+			n.peers.showSpaces()
+		}
 	}
 	if name != "" {
 		delete(n.byName, sp.name) // a namespace has one name: the last
@@ -163,10 +168,24 @@ func locked[T any](s *Session, f func(c *core.Core, now core.Time) (T, error)) (
 	return v, err
 }
 
-// NewRequest starts a request.
+// NewRequest starts a request. What is wrong with the peer that it names is told
+// by field.
 func (s *Session) NewRequest(id string, p core.Params) error {
-	_, err := locked(s, func(c *core.Core, now core.Time) (struct{}, error) {
-		return struct{}{}, c.NewRequest(now, s.id, id, p)
+	addr, err := s.n.sourceOf(&p)
+	if err != nil {
+		return err
+	}
+	_, err = locked(s, func(c *core.Core, now core.Time) (struct{}, error) {
+		err := c.NewRequest(now, s.id, id, p)
+		if err != nil || p.Peer == core.PeerNone {
+			return struct{}{}, err
+		}
+		err = s.n.peers.bridge.M.OpenSource(peer.Time(now), peer.Source{Seq: c.RequestSeq(s.id, id), Addr: addr,
+			ID: p.PeerRequestID, Role: peer.Role(p.Peer), NS: s.space.ns.Fingerprint()})
+		if err != nil {
+			err = fmt.Errorf("%w: %w", core.ErrInvalid, errors.Join(err, c.Finish(now, s.id, id)))
+		}
+		return struct{}{}, err
 	})
 	return err
 }

@@ -18,7 +18,8 @@ type Status struct {
 	Tables     TableStatus       `json:"tables"`
 	Lookups    LookupStatus      `json:"lookups"`
 	Stores     StoreStatus       `json:"stores"`
-	Tiers      []TierStatus      `json:"tiers"` // secondaries, in lookup order
+	Tiers      []TierStatus      `json:"tiers"`           // secondaries, in lookup order
+	Peers      *PeersStatus      `json:"peers,omitempty"` // absent when the node has none
 	Loops      []LoopStatus      `json:"loops"`
 	Sessions   []SessionStatus   `json:"sessions"`
 	Namespaces []NamespaceStatus `json:"namespaces"`
@@ -98,6 +99,69 @@ type TierStatus struct {
 	ScanBlocks    int64            `json:"scan_blocks"`
 	ScanError     string           `json:"scan_error,omitempty"`
 	LastError     string           `json:"last_error,omitempty"`
+}
+
+// PeersStatus is what goes on between this node and others. In and out are seen
+// from here: blocks in were loaded from a peer.
+type PeersStatus struct {
+	NodeID    string       `json:"node_id"`
+	Listen    string       `json:"listen"`
+	Advertise string       `json:"advertise"` // where others are told to dial
+	Mode      string       `json:"mode"`      // tcp, tls
+	Peers     []PeerStatus `json:"peers"`     // sessions, and addresses without one
+	LastError string       `json:"last_error,omitempty"`
+
+	BlocksIn  int64 `json:"blocks_in_total"`
+	BytesIn   int64 `json:"bytes_in_total"`
+	BlocksOut int64 `json:"blocks_out_total"`
+	BytesOut  int64 `json:"bytes_out_total"`
+	Lookups   int64 `json:"lookups_total"` // of peers, admitted
+	Fetches   int64 `json:"fetches_total"`
+
+	Failures         map[string]int64 `json:"failures_total"` // of ours, by code: blocks, or probes
+	Refused          map[string]int64 `json:"refused_total"`  // of peers', by code: blocks, or rounds
+	Violations       int64            `json:"violations_total"`
+	Deaths           int64            `json:"deaths_total"` // sessions whose peer fell silent
+	Corrupt          int64            `json:"corrupt_total"`
+	Strays           int64            `json:"strays_total"` // news of what is over
+	FastFails        int64            `json:"fast_fails_total"`
+	HitsExpired      int64            `json:"hits_expired_total"`      // lookups answered that nobody fetched
+	HandoversExpired int64            `json:"handovers_expired_total"` // that nobody fetched in time
+
+	Sessions    int   `json:"sessions"`
+	Sources     int   `json:"sources"` // requests of ours with a peer
+	Rounds      int   `json:"rounds"`  // lookups and fetches of ours under way
+	Serves      int   `json:"serves"`  // the same, of peers
+	Supplies    int   `json:"supplies"`
+	Parked      int   `json:"parked"` // fetches for an id that no engine has named yet
+	Aborts      int   `json:"aborts"`
+	Handovers   int   `json:"handovers"` // finished requests whose blocks wait to be fetched
+	Ended       int   `json:"ended_ids"` // remembered, so that who is late hears it at once
+	Quarantined int   `json:"quarantined_blocks"`
+	PinnedBytes int64 `json:"pinned_bytes"` // for peers
+}
+
+// PeerStatus is one session with a peer, or an address that has none.
+type PeerStatus struct {
+	NodeID  string  `json:"node_id,omitempty"`
+	BootID  string  `json:"boot_id,omitempty"`
+	Address string  `json:"address"`
+	State   string  `json:"state"`         // idle, dialing, greeting, up, ending, down
+	Why     string  `json:"why,omitempty"` // it is down, or ends
+	Dialed  bool    `json:"dialed"`        // by this node
+	Seconds float64 `json:"seconds"`       // since the session began
+
+	Namespaces  int   `json:"namespaces"`
+	Sources     int   `json:"sources"`
+	Rounds      int   `json:"rounds"`
+	Serves      int   `json:"serves"`
+	Parked      int   `json:"parked"`
+	Aborts      int   `json:"aborts"`
+	PinnedBytes int64 `json:"pinned_bytes"`
+	BlocksIn    int64 `json:"blocks_in"` // in this session
+	BytesIn     int64 `json:"bytes_in"`
+	BlocksOut   int64 `json:"blocks_out"`
+	BytesOut    int64 `json:"bytes_out"`
 }
 
 // LoopStatus is one of the goroutines that the node cannot do without.

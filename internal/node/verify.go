@@ -107,7 +107,7 @@ func (n *Node) checkCore(pauseMax time.Duration) (pause time.Duration, c core.St
 	if time.Duration(c.Blocks+int64(c.Fills))*checkBlockTime+time.Duration(c.Pins)*checkPinTime > pauseMax {
 		return 0, c, errNotChecked
 	}
-	return 0, c, n.core.CheckInvariants()
+	return 0, c, errors.Join(n.core.CheckInvariants(), n.peers.check())
 }
 
 // sumsUp says whether every byte of the region is counted once.

@@ -51,6 +51,15 @@ func NewBridge(m *Machine, c *core.Core, boundTier int, byPrint func(block.Finge
 		sessions: map[core.NamespaceID]*bridgeSession{}, serves: map[ServeID]*bridged{}, waits: map[core.WaitID]*bridged{}}
 }
 
+// Sessions are those of the core that serve peers.
+func (b *Bridge) Sessions() map[core.SessionID]bool {
+	out := map[core.SessionID]bool{}
+	for _, s := range b.sessions {
+		out[s.id] = true
+	}
+	return out
+}
+
 // Perform takes an effect of the core, and says whether it was one for peers.
 // Settle is due afterwards.
 func (b *Bridge) Perform(now core.Time, e core.Effect) bool {

@@ -383,6 +383,8 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 	case ok:
 		m.stats.Blocks++
 		m.stats.Bytes += int64(it.Length)
+		s.blocksIn++
+		s.bytesIn += int64(it.Length)
 		m.settleItem(r, int(index), code, sum, false)
 	default:
 		m.stats.Corrupt++

@@ -355,6 +355,10 @@ func (m *Machine) Sent(now Time, id ServeID, index uint32, ok bool) {
 	if ok {
 		m.stats.SentBlocks++
 		m.stats.SentBytes += k.bytes
+		if v.s != nil {
+			v.s.blocksOut++
+			v.s.bytesOut += k.bytes
+		}
 	}
 	if !k.settled {
 		k.settled = true

@@ -52,6 +52,8 @@ type session struct {
 	refill  Time
 	closing string // why
 	freed   bool   // is in m.freed
+
+	blocksIn, bytesIn, blocksOut, bytesOut int64
 }
 
 type roundKey struct {

@@ -1,0 +1,233 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/core"
+	"github.com/terrace-kv/terrace/internal/peer"
+	"github.com/terrace-kv/terrace/tier"
+	"github.com/terrace-kv/terrace/tier/memtier"
+)
+
+// withPeers lets a node speak to others, on a loopback port of its own.
+func withPeers(name string) func(*Options) {
+	return func(o *Options) {
+		o.Peers = &PeerOptions{Machine: peer.Options{Node: name, Advertise: "127.0.0.1:0"}, Mode: "tcp",
+			Open: func(sink peer.Sink, memory func(uint64, int) []byte, refused func(string, error)) (peer.Transport, string, error) {
+				n, err := peer.OpenNet(peer.NetOptions{Listen: "127.0.0.1:0", Memory: memory, Refused: refused}, sink)
+				if err != nil {
+					return nil, "", err
+				}
+				return n, n.Addr(), nil
+			}}
+	}
+}
+
+// from are the parameters of a request that loads from another node.
+func from(n *Node, role core.PeerRole, id string) core.Params {
+	p := core.NoLimits()
+	host, port, _ := net.SplitHostPort(n.Status().Peers.Advertise)
+	p.Peer, p.PeerHost, p.PeerRequestID = role, host, id
+	p.PeerPort, _ = strconv.Atoi(port)
+	return p
+}
+
+func (e *eng) requestWith(id string, p core.Params) {
+	e.t.Helper()
+	if err := e.s.NewRequest(id, p); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// quiet waits until nothing of peers is left, and checks the node.
+func quiet(t testing.TB, nodes ...*Node) {
+	t.Helper()
+	for _, n := range nodes {
+		until := time.Now().Add(20 * time.Second)
+		for {
+			p, x := n.Status().Peers, n.Status().Tables
+			left := p.Sources + p.Rounds + p.Serves + p.Parked + p.Aborts + p.Quarantined + p.Supplies + p.Handovers + x.Jobs + x.Quarantined + x.Pins
+			if left == 0 && p.PinnedBytes == 0 {
+				break
+			}
+			if time.Now().After(until) {
+				t.Fatalf("%s is not quiet: %+v %+v", p.NodeID, p, x)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		idle(t, n)
+	}
+}
+
+func TestPull(t *testing.T) {
+	below := memtier.NewIndexed(memtier.Options{})
+	a, b := openNode(t, 128, []tier.Tier{below}, withPeers("a")), openNode(t, 128, nil, withPeers("b"))
+	ns := space1(t, "m")
+	ea, eb := greet(t, a, ns), greet(t, b, ns)
+	ea.request("s")
+	ea.store("s", keys(0, 100), true)
+	ea.flush("s")
+	ea.finish("s")
+	ea.request("more") // pushes some of them out of the primary
+	ea.store("more", keys(1000, 1060), true)
+	ea.flush("more")
+	ea.finish("more")
+	eb.requestWith("r", from(a, core.PeerProbe, "kv1"))
+	if got := eb.load("r", keys(0, 100)); got != 100 {
+		t.Fatalf("pulled %d of 100 blocks", got)
+	}
+	eb.finish("r")
+	quiet(t, a, b)
+	// What was pulled is there for everybody.
+	eb.request("again")
+	if got := eb.load("again", keys(0, 100)); got != 100 {
+		t.Fatalf("%d of 100 blocks stayed", got)
+	}
+	eb.finish("again")
+	// And back, on the same session: a request of a node may go to one that pulls from it.
+	eb.request("own")
+	eb.store("own", keys(5000, 5020), true)
+	eb.finish("own")
+	ea.requestWith("r", from(b, core.PeerProbe, "kv2"))
+	if got := ea.load("r", keys(5000, 5020)); got != 20 {
+		t.Fatalf("pulled %d of 20 blocks", got)
+	}
+	ea.finish("r")
+	quiet(t, a, b)
+	sa, sb := a.Status(), b.Status()
+	if sa.Peers.Sessions != 1 || sb.Peers.Sessions != 1 || len(sb.Peers.Peers) != 1 {
+		t.Errorf("%d and %d sessions, want one", sa.Peers.Sessions, sb.Peers.Sessions)
+	}
+	if p := sb.Peers; p.BlocksIn != 100 || p.BytesIn != 100*blockBytes || p.BlocksOut != 20 || p.Peers[0].BlocksIn != 100 || p.Peers[0].NodeID != "a" {
+		t.Errorf("%+v", p)
+	}
+	if x := sb.Tiers[0]; x.Name != PeersTier || x.Hits != 100 {
+		t.Errorf("%+v", x)
+	}
+	if sa.Tiers[0].Hits == 0 {
+		t.Error("nothing was promoted for a peer")
+	}
+}
+
+func TestHandover(t *testing.T) {
+	a, b := openNode(t, 128, nil, withPeers("a")), openNode(t, 128, nil, withPeers("b"))
+	ns := space1(t, "m")
+	prefill, decode := greet(t, a, ns), greet(t, b, ns)
+	for _, order := range []string{"fetch first", "store first", "interleaved"} {
+		t.Run(order, func(t *testing.T) {
+			id, base := "kv-"+order, map[string]int{"fetch first": 0, "store first": 100, "interleaved": 200}[order]
+			ks := keys(base, base+40)
+			p := core.NoLimits()
+			p.RemoteDecoder, p.KVRequestID = true, id
+			store := func() {
+				prefill.requestWith("p", p)
+				for i := 3; i >= 0; i-- {
+					prefill.storeAt("p", i*10, ks[i*10:i*10+10])
+				}
+				prefill.finish("p")
+			}
+			if order == "store first" {
+				store()
+			}
+			decode.requestWith("d", from(a, core.PeerAssume, id))
+			got := make(chan *core.Answer, 1)
+			out := &core.Answer{}
+			pending, err := decode.s.Lookup("d", [][]block.Key{ks}, false, 20*time.Second, out, func(a *core.Answer) { got <- a })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if order != "store first" {
+				store()
+			}
+			if pending {
+				out = <-got
+			}
+			if !out.Final || out.Tokens != 40*16 {
+				t.Fatalf("%d tokens, final %v, verdicts %v", out.Tokens, out.Final, out.Groups[0].Verdicts)
+			}
+			if n := decode.load("d", ks); n != 40 {
+				t.Fatalf("%d blocks", n)
+			}
+			decode.finish("d")
+			quiet(t, a, b) // the hand-over was fetched, so it is over long before its bound
+		})
+	}
+}
+
+// A request says what is wrong with the peer that it names, and leaves nothing.
+func TestPeerParams(t *testing.T) {
+	alone, a := openNode(t, 64, nil, nil), openNode(t, 64, nil, withPeers("a"))
+	ns := space1(t, "m")
+	ealone, ea := greet(t, alone, ns), greet(t, a, ns)
+	good := from(a, core.PeerProbe, "kv")
+	good.PeerHost = "127.0.0.2"
+	for i, x := range []struct {
+		e     *eng
+		mod   func(p *core.Params)
+		field string
+	}{
+		{ealone, func(*core.Params) {}, "remote_kv_source names a peer, but this node has none: set peers.listen"},
+		{ealone, func(p *core.Params) { p.Peer = core.PeerAssume }, "remote_prefiller"},
+		{ealone, func(p *core.Params) { *p = core.Params{RemoteDecoder: true, KVRequestID: "x"} }, "remote_decoder"},
+		{ea, func(p *core.Params) { p.PeerHost = "" }, "remote_kv_source.remote_host"},
+		{ea, func(p *core.Params) { p.PeerHost = "a/b" }, "remote_kv_source.remote_host"},
+		{ea, func(p *core.Params) { p.PeerPort = 0 }, "remote_kv_source.remote_port"},
+		{ea, func(p *core.Params) { p.PeerPort = 1 << 16 }, "remote_kv_source.remote_port"},
+		{ea, func(p *core.Params) { p.PeerRequestID = "" }, "remote_kv_source.kv_request_id"},
+		{ea, func(p *core.Params) { p.PeerRequestID = strings.Repeat("x", 257) }, "remote_kv_source.kv_request_id"},
+		{ea, func(p *core.Params) { p.RemoteDecoder, p.KVRequestID = true, strings.Repeat("x", 257) }, "remote_decoder.kv_request_id"},
+		{ea, func(p *core.Params) { p.RemoteDecoder, p.KVRequestID, p.Peer = true, "x", core.PeerAssume }, "remote_prefiller and remote_decoder cannot be combined"},
+		{ea, func(p *core.Params) { p.PeerHost = "127.0.0.1" }, "this node's own"},
+	} {
+		p := good
+		x.mod(&p)
+		err := x.e.s.NewRequest(fmt.Sprint("r", i), p)
+		if !errors.Is(err, core.ErrInvalid) || !strings.Contains(err.Error(), x.field) {
+			t.Errorf("%d: %v, want ErrInvalid that names %q", i, err, x.field)
+		}
+	}
+	quiet(t, a)
+	for _, host := range []string{"127.0.0.2", "::1", "[::1]", "some.name"} {
+		good.PeerHost = host
+		ea.requestWith(host, good)
+	}
+	if n := a.Status().Peers.Sources; n != 4 {
+		t.Errorf("%d sources", n)
+	}
+	for _, host := range []string{"127.0.0.2", "::1", "[::1]", "some.name"} {
+		ea.finish(host)
+	}
+	quiet(t, a)
+}
+
+// A peer that is not there costs a lookup what its bound says, and the next
+// request nothing.
+func TestPeerAway(t *testing.T) {
+	a, b := openNode(t, 64, nil, withPeers("a")), openNode(t, 64, nil, withPeers("b"))
+	ns := space1(t, "m")
+	eb := greet(t, b, ns)
+	p := from(a, core.PeerProbe, "kv")
+	_ = a.Close(t.Context())
+	eb.requestWith("r", p)
+	if got := eb.load("r", keys(0, 10)); got != 0 {
+		t.Fatalf("%d blocks of nobody", got)
+	}
+	eb.finish("r")
+	p.Peer = core.PeerAssume
+	eb.requestWith("q", p)
+	if got := eb.load("q", keys(0, 10)); got != 0 {
+		t.Fatalf("%d blocks of nobody", got)
+	}
+	eb.finish("q")
+	quiet(t, b)
+	if s := b.Status().Peers; s.FastFails == 0 || s.Peers[0].State != "down" || s.LastError == "" {
+		t.Errorf("%+v", s)
+	}
+}
