@@ -7,8 +7,10 @@ import (
 )
 
 // NewRequest is request, load_tiers, store_tiers, max_load_tokens,
-// max_offload_tokens, remote_decoder. A tier filter is nil, or an array of
-// medium and locality by turns.
+// max_offload_tokens, remote_decoder, kv_request_id, peer_role, peer_host,
+// peer_port, peer_request_id. A tier filter is nil, or an array of medium and
+// locality by turns. Clients of before there were peers leave out what follows
+// remote_decoder.
 type NewRequest struct {
 	Request string
 	Params  core.Params
@@ -16,22 +18,43 @@ type NewRequest struct {
 
 // Append encodes.
 func (m *NewRequest) Append(b []byte) []byte {
-	b = msgp.AppendArrayHeader(b, 6)
+	b = msgp.AppendArrayHeader(b, requestFields)
 	b = msgp.AppendString(b, m.Request)
 	b = appendFilters(b, m.Params.LoadTiers)
 	b = appendFilters(b, m.Params.StoreTiers)
 	b = msgp.AppendInt64(b, m.Params.MaxLoadTokens)
 	b = msgp.AppendInt64(b, m.Params.MaxOffloadTokens)
-	return msgp.AppendBool(b, m.Params.RemoteDecoder)
+	b = msgp.AppendBool(b, m.Params.RemoteDecoder)
+	b = msgp.AppendString(b, m.Params.KVRequestID)
+	b = msgp.AppendUint8(b, uint8(m.Params.Peer))
+	b = msgp.AppendString(b, m.Params.PeerHost)
+	b = msgp.AppendUint32(b, uint32(m.Params.PeerPort))
+	return msgp.AppendString(b, m.Params.PeerRequestID)
 }
+
+// Fields of a NewRequest, and of one without peers.
+const requestFields, requestFieldsOld = 11, 6
 
 // Decode overwrites m.
 func (m *NewRequest) Decode(b []byte) error {
-	d := open("new_request", b, 6)
+	d := open("new_request", b, requestFieldsOld)
 	m.Request = d.id(m.Request)
 	m.Params = core.Params{LoadTiers: d.filters("load_tiers"), StoreTiers: d.filters("store_tiers"),
 		MaxLoadTokens: d.int("max_load_tokens"), MaxOffloadTokens: d.int("max_offload_tokens"),
 		RemoteDecoder: d.bool("remote_decoder")}
+	if d.fields == requestFieldsOld || d.err != nil {
+		return d.close()
+	}
+	if d.fields < requestFields {
+		d.malformed("", "%d fields, want %d", d.fields, requestFields)
+	}
+	d.exact = d.fields == requestFields
+	p := &m.Params
+	p.KVRequestID = string(d.str("kv_request_id", 0, KVRequestIDMax))
+	p.Peer = core.PeerRole(d.uint("peer_role", uint64(core.PeerAssume)))
+	p.PeerHost = string(d.str("peer_host", 0, PeerHostMax))
+	p.PeerPort = int(d.uint("peer_port", 65535))
+	p.PeerRequestID = string(d.str("peer_request_id", 0, KVRequestIDMax))
 	return d.close()
 }
 

@@ -17,6 +17,7 @@ var be = binary.BigEndian
 type decoder struct {
 	message string
 	b       []byte // what is left
+	fields  uint32 // of the array
 	exact   bool   // no fields beyond those that are known
 	err     *Error
 }
@@ -31,7 +32,7 @@ func open(message string, b []byte, n uint32) decoder {
 	case got < n:
 		d.malformed("", "%d fields, want %d", got, n)
 	}
-	d.b, d.exact = rest, got == n
+	d.b, d.fields, d.exact = rest, got, got == n
 	return d
 }
 

@@ -20,6 +20,8 @@ const (
 	ReserveKeysMax = 256       // keys of a reserve
 	FillsMax       = 4096      // fills of a commit or abort
 	RequestIDMax   = 256       // bytes of a request id, which has one at least
+	KVRequestIDMax = 256       // bytes of what a hand-over is called between nodes
+	PeerHostMax    = 253       // bytes of a name or address of a node
 	NameMax        = 256       // bytes of an engine's, namespace's or node's name, an epoch, a version
 	SpecStringMax  = 4096      // bytes of a string of the namespace
 	FiltersMax     = 64        // entries of a tier filter

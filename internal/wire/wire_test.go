@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -94,7 +95,7 @@ var fields = map[Type]string{
 	TypeHello | ReplyBit:      "version session epoch fingerprint region_bytes groups:16 node token frame_max lookup_keys_max reserve_keys_max fills_max requests_max waits_max",
 	TypeAttach:                "magic version_min version_max token",
 	TypeAttach | ReplyBit:     "version session epoch fingerprint region_bytes groups:16",
-	TypeNewRequest:            "request load_tiers[medium locality] store_tiers[medium locality] max_load_tokens max_offload_tokens remote_decoder",
+	TypeNewRequest:            "request load_tiers[medium locality] store_tiers[medium locality] max_load_tokens max_offload_tokens remote_decoder kv_request_id peer_role peer_host peer_port peer_request_id",
 	TypeNewRequest | ReplyBit: "",
 	TypeLookup:                "request peek wait_ms counts:4 keys:36",
 	TypeLookup | ReplyBit:     "tokens final groups:12 verdicts:1 leases:24",
@@ -185,6 +186,14 @@ func transcripts() map[string]struct {
 			{TypeNewRequest, &NewRequest{Request: "req-1", Params: core.Params{LoadTiers: []core.TierFilter{{Medium: "storage", Locality: "local"}},
 				StoreTiers: []core.TierFilter{}, MaxLoadTokens: 4096, MaxOffloadTokens: -1}}},
 			{TypeNewRequest | ReplyBit, &Empty{}}}},
+		"new_request_peer": {"A request that pulls what a node has that it calls by an IPv6 address, and whose blocks a decoder will fetch.", []frame{
+			{TypeNewRequest, &NewRequest{Request: "req-1", Params: core.Params{MaxLoadTokens: -1, MaxOffloadTokens: -1, RemoteDecoder: true, KVRequestID: "kv-17",
+				Peer: core.PeerProbe, PeerHost: "fd00::7", PeerPort: 7301, PeerRequestID: "kv-16"}}},
+			{TypeNewRequest | ReplyBit, &Empty{}}}},
+		"new_request_peer_refused": {"One that names a node, at a node that has no peers.", []frame{
+			{TypeNewRequest, &NewRequest{Request: "req-1", Params: core.Params{MaxLoadTokens: -1, MaxOffloadTokens: -1,
+				Peer: core.PeerAssume, PeerHost: "10.0.0.2", PeerPort: 7301, PeerRequestID: "kv-17"}}},
+			{TypeError, &Error{Code: CodeInvalid, Message: "invalid call: kv_transfer_params.remote_prefiller names a peer, but this node has none: set peers.listen"}}}},
 		"lookup": {"Three keys of group 0 and one of group 1, to be answered at once. Two blocks are ready, and group 1 has nothing for a prefix of two.", []frame{
 			{TypeLookup, &Lookup{Request: "req-1", Keys: [][]block.Key{keys, {testKey(0xa1, 1)}}}},
 			{TypeLookup | ReplyBit, &LookupReply{core.Answer{Tokens: 32, Final: true, Groups: []core.GroupAnswer{
@@ -595,7 +604,8 @@ func randomMessage(t Type, r *rand.Rand) Message {
 		m.Region = region()
 		return m
 	case *NewRequest:
-		m.Request, m.Params = id, core.Params{LoadTiers: filters(), StoreTiers: filters(), MaxLoadTokens: int64(r.Uint64()), MaxOffloadTokens: -1, RemoteDecoder: r.IntN(2) == 0}
+		m.Request, m.Params = id, core.Params{LoadTiers: filters(), StoreTiers: filters(), MaxLoadTokens: int64(r.Uint64()), MaxOffloadTokens: -1, RemoteDecoder: r.IntN(2) == 0,
+			KVRequestID: text(0, 9), Peer: core.PeerRole(r.IntN(3)), PeerHost: text(0, 9), PeerPort: r.IntN(65536), PeerRequestID: text(0, 9)}
 		return m
 	case *Lookup:
 		m.Request, m.Peek, m.WaitMS = id, r.IntN(2) == 0, uint32(r.IntN(WaitMSMax+1))
@@ -739,6 +749,21 @@ func TestFieldCount(t *testing.T) {
 	}
 }
 
+// TestRequestOfBefore: clients that know of no peers send six fields.
+func TestRequestOfBefore(t *testing.T) {
+	want := NewRequest{Request: "r", Params: core.Params{MaxLoadTokens: 5, MaxOffloadTokens: -1, RemoteDecoder: true}}
+	b := msgp.AppendString(msgp.AppendArrayHeader(nil, 6), "r")
+	b = msgp.AppendInt64(msgp.AppendInt64(append(b, 0xc0, 0xc0), 5), -1)
+	b = msgp.AppendBool(b, true)
+	got := NewRequest{Params: core.Params{Peer: core.PeerProbe, PeerPort: 7, KVRequestID: "old"}}
+	if err := got.Decode(b); err != nil || !equal(&got, &want) {
+		t.Errorf("%v, %+v", err, got)
+	}
+	if err := got.Decode(append(b, 0xc0)); !errors.Is(err, ErrMalformed) {
+		t.Errorf("with a byte after its array: %v", err)
+	}
+}
+
 // TestNamespaceStrict: a namespace field that this version does not know may
 // not be ignored, unless it is nil.
 func TestNamespaceStrict(t *testing.T) {
@@ -769,6 +794,7 @@ func TestLimits(t *testing.T) {
 	str := func(n int) []byte { return msgp.AppendString(nil, strings.Repeat("x", n)) }
 	num := func(n uint64) []byte { return msgp.AppendUint64(nil, n) }
 	yes := msgp.AppendBool(nil, true)
+	requestHead := slices.Concat(str(1), []byte{0xc0, 0xc0, 0xff, 0xff}, yes)
 	for _, c := range []struct {
 		t     Type
 		body  []byte
@@ -801,6 +827,12 @@ func TestLimits(t *testing.T) {
 		{TypeLookup, arr(5, str(1), yes, num(0), bin(0), bin((LookupKeysMax+1)*block.KeySize)), "lookup.keys", CodeInvalid},
 		{TypeNewRequest, arr(6, str(1), msgp.AppendArrayHeader(nil, 1<<31), make([]byte, 9)), "new_request.load_tiers", CodeInvalid},
 		{TypeNewRequest, arr(6, str(1), msgp.AppendArrayHeader(nil, 1), str(1), make([]byte, 9)), "new_request.load_tiers", CodeMalformed},
+		{TypeNewRequest, arr(11, requestHead, str(KVRequestIDMax+1)), "new_request.kv_request_id", CodeInvalid},
+		{TypeNewRequest, arr(11, requestHead, str(1), num(3)), "new_request.peer_role", CodeInvalid},
+		{TypeNewRequest, arr(11, requestHead, str(1), num(1), str(PeerHostMax+1)), "new_request.peer_host", CodeInvalid},
+		{TypeNewRequest, arr(11, requestHead, str(1), num(1), str(1), num(65536)), "new_request.peer_port", CodeInvalid},
+		{TypeNewRequest, arr(11, requestHead, str(1), num(1), str(1), num(1), str(KVRequestIDMax+1)), "new_request.peer_request_id", CodeInvalid},
+		{TypeNewRequest, arr(8, requestHead, str(1), num(1)), "new_request", CodeMalformed},
 		{TypeHello, arr(7, str(7), make([]byte, 7)), "hello.magic", CodeMalformed},
 		{TypeAttach, arr(4, msgp.AppendString(nil, Magic), num(1), num(1), bin(15)), "attach.token", CodeMalformed},
 		{TypeLookup | ReplyBit, arr(5, num(0), yes, bin(12), bin(1), bin(0)), "lookup_reply.groups", CodeMalformed},
