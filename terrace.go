@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"time"
 
 	"github.com/terrace-kv/terrace/internal/admin"
 	"github.com/terrace-kv/terrace/internal/core"
@@ -21,6 +22,7 @@ import (
 	"github.com/terrace-kv/terrace/internal/engine"
 	"github.com/terrace-kv/terrace/internal/metrics"
 	"github.com/terrace-kv/terrace/internal/node"
+	"github.com/terrace-kv/terrace/internal/peer"
 	"github.com/terrace-kv/terrace/internal/transfer"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -33,6 +35,26 @@ type (
 	Status = node.Status      // a node's account of itself
 	Pin    = node.Pin         // somebody who keeps a block from eviction
 )
+
+// PeerBounds are timeouts and limits between nodes; Node, Boot and Advertise are
+// not used.
+type PeerBounds = peer.Options
+
+// PeerTLS names the files for TLS between nodes.
+type PeerTLS = peer.TLSFiles
+
+// Peers make the node one of several that load blocks from each other.
+type Peers struct {
+	// Listen is host:port, and port 0 a free one. Everybody who reaches it can
+	// read blocks of namespaces whose description they know, unless TLS is set.
+	Listen         string
+	Advertise      string        // where other nodes dial it; "" is where it listens, port 0 the one there
+	NodeID         string        // each node has another; "" is Advertise
+	TLS            PeerTLS       // zero: plain TCP
+	LoadTimeout    time.Duration // for blocks that a peer has; default 30 s
+	PrefillTimeout time.Duration // for blocks that it may still have to compute; default 60 s
+	Bounds         PeerBounds
+}
 
 // Tier is a secondary tier and how to drive it. An open node owns its tiers and
 // closes them.
@@ -50,6 +72,7 @@ type Options struct {
 	Policy      string // "" is lru
 	Populate    bool   // touch memory ahead of its first use
 	Tiers       []Tier // secondaries, in the order in which they are asked
+	Peers       *Peers // nil: the node speaks to no other
 	Admin       string // address of the admin HTTP server; "" is none
 	Bounds      Bounds
 	Limits      Limits
@@ -117,7 +140,11 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 	b := o.Bounds
 	b.Size, b.ExtentBytes = o.PrimarySize, o.ExtentBytes
 	b.NewPolicy = func(nodes policy.Nodes) policy.Policy { return policy.New(o.Policy, nodes) }
-	n.node, err = node.Open(ctx, node.Options{Core: b, Tiers: specs, Populate: o.Populate, Version: o.Version,
+	peers, err := peerOptions(o.Peers)
+	if err != nil {
+		return nil, err
+	}
+	n.node, err = node.Open(ctx, node.Options{Core: b, Tiers: specs, Peers: peers, Populate: o.Populate, Version: o.Version,
 		Socket: listener.Path(), Logger: o.Logger, Metrics: set})
 	if err != nil {
 		return nil, err
@@ -130,6 +157,33 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		n.admin.Attach(n.node)
 	}
 	return n, nil
+}
+
+// peerOptions have the node open a transport over TCP.
+func peerOptions(p *Peers) (*node.PeerOptions, error) {
+	if p == nil {
+		return nil, nil
+	}
+	no := peer.NetOptions{Listen: p.Listen, DialTimeout: p.Bounds.ConnectTimeout}
+	mode := "tcp"
+	if p.TLS != (PeerTLS{}) {
+		var err error
+		if no.TLS, err = p.TLS.Config(); err != nil {
+			return nil, fmt.Errorf("peers: %w", err)
+		}
+		mode = "tls"
+	}
+	m := p.Bounds
+	m.Node, m.Advertise = p.NodeID, p.Advertise
+	return &node.PeerOptions{Machine: m, LoadTimeout: p.LoadTimeout, PrefillTimeout: p.PrefillTimeout, Mode: mode,
+		Open: func(sink peer.Sink, memory func(slot uint64, n int) []byte, refused func(addr string, err error)) (peer.Transport, string, error) {
+			no.Memory, no.Refused = memory, refused
+			t, err := peer.OpenNet(no, sink)
+			if err != nil {
+				return nil, "", err
+			}
+			return t, t.Addr(), nil
+		}}, nil
 }
 
 // Status is the node's account of itself.

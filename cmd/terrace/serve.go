@@ -129,6 +129,9 @@ func printStart(w io.Writer, c *config.Config, node *terrace.Node, took time.Dur
 	row("socket", "%s (%s)", st.Socket, mode)
 	row("primary", "%s of shared memory, policy %s", c.Primary.Size, c.Primary.Policy)
 	for _, t := range st.Tiers {
+		if st.Peers != nil && t.Name == st.Peers.Tier {
+			continue // has a row of its own
+		}
 		capacity := "unbounded"
 		if t.CapacityBytes > 0 {
 			capacity = config.Size(t.CapacityBytes).String()
@@ -139,8 +142,11 @@ func printStart(w io.Writer, c *config.Config, node *terrace.Node, took time.Dur
 		}
 		row("tier "+t.Name, "%s, %s, %s", t.Where, capacity, t.Mode)
 	}
-	if len(st.Tiers) == 0 {
+	if len(c.Tiers) == 0 {
 		row("tiers", "none")
+	}
+	if p := st.Peers; p != nil {
+		row("peers", "%s as %s, advertised as %s, %s", p.Listen, p.NodeID, p.Advertise, p.Mode)
 	}
 	row("admin", "%s", node.AdminURL())
 	fmt.Fprintf(w, "ready after %s, pid %d\n", took.Round(time.Millisecond), os.Getpid())

@@ -20,6 +20,8 @@ var settingFlags = []struct{ flag, path, help string }{
 	{"primary", "primary.size", "shared memory for blocks, such as 4GiB"},
 	{"fs-root", "tiers.fs.root", "folder of the filesystem tier"},
 	{"fs-capacity", "tiers.fs.capacity", "room it may take, such as 100GiB, or unbounded"},
+	{"peers-listen", "peers.listen", "address for other nodes; empty: none are spoken to"},
+	{"peers-advertise", "peers.advertise", "where other nodes reach this one"},
 	{"admin", "admin.listen", "address of the admin HTTP server; port 0 takes a free one"},
 	{"drain-timeout", "drain_timeout", "how long a stop waits for work that is under way"},
 	{"log-level", "log.level", "debug, info, warn or error"},
@@ -106,6 +108,19 @@ func options(c *config.Config) terrace.Options {
 			RequestsMax: c.Limits.Requests, FactsMax: c.Limits.Facts,
 		},
 		Limits: terrace.Limits{SessionsMax: c.Limits.Sessions, WorkersMax: c.Limits.Workers, RequestsMax: c.Limits.Requests, WaitsMax: c.Limits.Waits},
+	}
+	if p := &c.Peers; p.Listen != "" {
+		listen, _, err := config.ParseListen(p.Listen)
+		quota, qerr := p.QuotaBytes(c.Primary.Size)
+		if err = errors.Join(err, qerr); err != nil {
+			panic(err) // Load has checked it
+		}
+		t := &p.Timeouts
+		o.Peers = &terrace.Peers{Listen: listen, Advertise: p.AdvertiseAddr(), NodeID: p.NodeID, LoadTimeout: t.Load, PrefillTimeout: t.Prefill,
+			TLS: terrace.PeerTLS{Cert: p.TLS.Cert, Key: p.TLS.Key, CA: p.TLS.CA, ServerName: p.TLS.ServerName},
+			Bounds: terrace.PeerBounds{DataConns: p.DataConnections, QuotaBytes: quota, LookupsPerSec: p.LookupsPerSec, SessionsMax: p.Sessions,
+				ParkedMax: p.Parked, ConnectTimeout: t.Connect, LookupTimeout: t.Lookup, AbortTimeout: t.Abort, HitTimeout: t.Hit,
+				ParkTimeout: t.Park, IdleTimeout: t.Idle, PingEvery: t.Heartbeat, PingMisses: t.Misses}}
 	}
 	if o.Bounds.ReservePercent == 0 {
 		o.Bounds.ReservePercent = -1 // none; its 0 is the default

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -204,6 +205,29 @@ func writeStatus(w io.Writer, s *terrace.Status) error {
 				if x.text != "" {
 					fmt.Fprintf(w, "  %s: %s\n", x.what, x.text)
 				}
+			}
+		}
+	}
+	if p := s.Peers; p != nil {
+		fmt.Fprintln(w)
+		row("PEER", "ADDRESS", "STATE", "SOURCES", "ROUNDS", "SERVES", "PINNED", "BLOCKS IN", "OUT", "BYTES IN", "OUT")
+		for _, x := range p.Peers {
+			state := x.State
+			if x.Why != "" {
+				state += ": " + x.Why
+			}
+			row(cmp.Or(x.NodeID, "-"), x.Address, state, x.Sources, x.Rounds, x.Serves, human(x.PinnedBytes), x.BlocksIn, x.BlocksOut, human(x.BytesIn), human(x.BytesOut))
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s at %s, %s: %d blocks in, %d out; %d hand-overs wait, %d fetches parked\n", p.NodeID, p.Advertise, p.Mode, p.BlocksIn, p.BlocksOut, p.Handovers, p.Parked)
+		for _, c := range []struct {
+			what   string
+			counts map[string]int64
+		}{{"failed", p.Failures}, {"refused", p.Refused}} {
+			if sum(c.counts) > 0 {
+				fmt.Fprintf(w, "  %s: %s\n", c.what, counts(c.counts))
 			}
 		}
 	}

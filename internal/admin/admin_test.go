@@ -352,6 +352,7 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 		".PID": "the process collector's", ".Lookups.P50us": "a histogram", ".Lookups.P99us": "a histogram",
 		".BootID": "no enum", ".Socket": "no enum", ".Missing": "counted", ".Sessions": "counted in tables", ".Namespaces": "counted",
 		".Tiers[].Type": "said by status", ".Tiers[].Where": "no enum", ".Tiers[].Mode": "no enum", ".Tiers[].LastError": "no enum",
+		".Peers.Peers": "counted; peers are no enum",
 	}
 	want := map[string]float64{}
 	next := 1000.0
@@ -361,6 +362,9 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 			return
 		}
 		switch v.Kind() {
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(path, v.Elem())
 		case reflect.Struct:
 			for i := range v.NumField() {
 				fill(path+"."+v.Type().Field(i).Name, v.Field(i))
@@ -416,7 +420,7 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 		t.Errorf("no %s{%s}", name, labels)
 		return -1
 	}
-	st = node.Status{Version: "v9", State: "draining", Ready: true, Missing: []string{"a", "b"}, Tiers: []node.TierStatus{
+	st = node.Status{Version: "v9", Peers: &node.PeersStatus{}, State: "draining", Ready: true, Missing: []string{"a", "b"}, Tiers: []node.TierStatus{
 		{Name: "fs", ReadHealth: "open", WriteHealth: "brown_out", ScanDone: true, ScanError: "x"},
 		{Name: "gone", ReadHealth: "closed", WriteHealth: "closed", Mode: ModeNotOpen}}}
 	for _, x := range []struct {
@@ -428,6 +432,7 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 		{"terrace_tier_up", "read,fs", 0}, {"terrace_tier_up", "write,fs", 1}, {"terrace_tier_health", "write,brown_out,fs", 1}, {"terrace_tier_health", "write,closed,fs", 0},
 		{"terrace_tier_up", "read,gone", 0}, {"terrace_tier_up", "write,gone", 0},
 		{"terrace_tier_scan_done", "fs", 1}, {"terrace_tier_scan_failed", "fs", 1},
+		{"terrace_peer_failures_total", "unreachable", 0}, {"terrace_peer_refused_total", "quota", 0}, {"terrace_peer_sessions", "", 0},
 		{"terrace_lookup_keys_total", "miss_absent", 0}, {"terrace_tier_failed_blocks_total", "no_space,fs", 0}, {"terrace_tier_dropped_blocks_total", "queue_full,fs", 0},
 	} {
 		if got := value(st, x.name, x.labels); got != x.want {
@@ -437,12 +442,12 @@ func TestEveryStatusFieldIsExported(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	families := gather(t, node.Status{Tiers: []node.TierStatus{{Name: "fs"}}})
+	families := gather(t, node.Status{Tiers: []node.TierStatus{{Name: "fs"}}, Peers: &node.PeersStatus{}})
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
 	if err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v %v", problems, err)
 	}
-	good := regexp.MustCompile(`^terrace_(build|node|primary|table|lookup|store|tier)_[a-z_]+$`)
+	good := regexp.MustCompile(`^terrace_(build|node|primary|table|lookup|store|tier|peer)_[a-z_]+$`)
 	for _, f := range families {
 		if !good.MatchString(f.GetName()) || (f.GetType() == dto.MetricType_COUNTER) != strings.HasSuffix(f.GetName(), "_total") {
 			t.Errorf("name %s of a %v", f.GetName(), f.GetType())
@@ -466,7 +471,7 @@ func TestDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range gather(t, node.Status{Tiers: []node.TierStatus{{Name: "fs"}}}) {
+	for _, f := range gather(t, node.Status{Tiers: []node.TierStatus{{Name: "fs"}}, Peers: &node.PeersStatus{}}) {
 		if !bytes.Contains(doc, []byte("`"+f.GetName()+"`")) {
 			t.Errorf("docs/operations.md does not mention %s", f.GetName())
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/terrace-kv/terrace/internal/core"
 	"github.com/terrace-kv/terrace/internal/node"
+	"github.com/terrace-kv/terrace/internal/peer"
 	"github.com/terrace-kv/terrace/tier"
 )
 
@@ -88,6 +89,23 @@ var (
 	tierScanDone  = gauge("tier_scan_done", "1 when the tier knows all that it has.", "tier")
 	tierScanFound = gauge("tier_scan_blocks", "Blocks that the scan has found so far.", "tier")
 	tierScanBad   = gauge("tier_scan_failed", "1 when the scan could not go on.", "tier")
+
+	peerSessions    = gauge("peer_sessions", "Other nodes that this one is connected with.")
+	peerEntries     = gauge("peer_entries", "Entries of the tables about peers; all but sessions and ended_ids are 0 when no request has a peer.", "table")
+	peerPinned      = gauge("peer_pinned_bytes", "Memory that is pinned to be sent to peers.")
+	peerBlocks      = counter("peer_blocks_total", "Blocks loaded from peers (in), and sent to them (out).", "direction")
+	peerBytes       = counter("peer_bytes_total", "Bytes of those.", "direction")
+	peerLookups     = counter("peer_lookups_total", "Lookups of peers that were taken.")
+	peerFetches     = counter("peer_fetches_total", "Fetches of peers that were taken.")
+	peerFailures    = counter("peer_failures_total", "Blocks and probes of ours that a peer did not answer with what was asked for, by why.", "code")
+	peerRefused     = counter("peer_refused_total", "Blocks and rounds of peers that were refused or failed, by why.", "code")
+	peerViolations  = counter("peer_violations_total", "Sessions ended because the peer broke the protocol. Any is a bug, or somebody else.")
+	peerDeaths      = counter("peer_deaths_total", "Sessions ended because the peer fell silent.")
+	peerCorrupt     = counter("peer_corrupt_blocks_total", "Blocks that came with other bytes than their checksum. Any is an alarm.")
+	peerStrays      = counter("peer_strays_total", "Frames about what was over already.")
+	peerFastFails   = counter("peer_fast_fails_total", "Rounds not tried, because the peer is down.")
+	peerHitsExpired = counter("peer_hits_expired_total", "Lookups of peers that found something which was not fetched in time.")
+	peerHandExpired = counter("peer_handovers_expired_total", "Hand-overs whose blocks nobody fetched in time.")
 )
 
 // The values of the labels, so that every series is there from the start.
@@ -97,6 +115,7 @@ var (
 	verdictSet = names(core.Verdicts())
 	causeSet   = names(tier.Causes())
 	dropSet    = core.DropCauses[:]
+	codeSet    = names(peer.Codes())
 )
 
 func names[T interface{ String() string }](values []T) (out []string) {
@@ -214,5 +233,29 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		flag(tierScanDone, t.ScanDone, t.Name)
 		num(tierScanFound, t.ScanBlocks, t.Name)
 		flag(tierScanBad, t.ScanError != "", t.Name)
+	}
+
+	if p := s.Peers; p != nil {
+		num(peerSessions, int64(p.Sessions))
+		for table, n := range map[string]int{"sources": p.Sources, "rounds": p.Rounds, "serves": p.Serves, "supplies": p.Supplies, "parked": p.Parked,
+			"aborts": p.Aborts, "handovers": p.Handovers, "ended_ids": p.Ended, "quarantined_blocks": p.Quarantined} {
+			num(peerEntries, int64(n), table)
+		}
+		num(peerPinned, p.PinnedBytes)
+		num(peerBlocks, p.BlocksIn, "in")
+		num(peerBlocks, p.BlocksOut, "out")
+		num(peerBytes, p.BytesIn, "in")
+		num(peerBytes, p.BytesOut, "out")
+		num(peerLookups, p.Lookups)
+		num(peerFetches, p.Fetches)
+		byName(peerFailures, codeSet, p.Failures)
+		byName(peerRefused, codeSet, p.Refused)
+		num(peerViolations, p.Violations)
+		num(peerDeaths, p.Deaths)
+		num(peerCorrupt, p.Corrupt)
+		num(peerStrays, p.Strays)
+		num(peerFastFails, p.FastFails)
+		num(peerHitsExpired, p.HitsExpired)
+		num(peerHandExpired, p.HandoversExpired)
 	}
 }

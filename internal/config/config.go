@@ -12,6 +12,7 @@ type Config struct {
 	DrainTimeout time.Duration `yaml:"drain_timeout" min:"0s" max:"24h" doc:"how long a stop waits for work that is under way"`
 	Core         Core          `yaml:"core"`
 	Limits       Limits        `yaml:"limits"`
+	Peers        Peers         `yaml:"peers"`
 	Tiers        []Tier        `yaml:"tiers"`
 
 	sources map[string]Source // by path; a path that is not here has its default
@@ -58,6 +59,45 @@ type Limits struct {
 	Requests int `yaml:"requests" min:"1" max:"16777216" doc:"unfinished requests of one engine"`
 	Waits    int `yaml:"waits" min:"1" max:"1048576" doc:"calls of one engine that wait for their answer"`
 	Facts    int `yaml:"facts" min:"1024" max:"16777216" doc:"tiers' answers that are remembered"`
+}
+
+// Peers are other nodes, which load blocks from this one and it from them.
+type Peers struct {
+	Listen          string       `yaml:"listen" doc:"address for other nodes; empty: none are spoken to. Without a host it is 127.0.0.1; other than loopback needs peers.tls or peers.insecure"`
+	Advertise       string       `yaml:"advertise" doc:"where other nodes reach this one, a name or an address and a port; default: peers.listen"`
+	NodeID          string       `yaml:"node_id" doc:"name of this node among others, each needs another; default: the advertised address"`
+	Insecure        bool         `yaml:"insecure" doc:"allow peers.listen to be other than loopback without TLS: everybody who reaches it can read blocks, and send some"`
+	TLS             PeerTLS      `yaml:"tls"`
+	DataConnections int          `yaml:"data_connections" min:"1" max:"16" doc:"connections for blocks of a session that this node begins, beside the one for control"`
+	Quota           string       `yaml:"quota" doc:"bytes that are pinned at most for one peer: a size, or a percentage of the primary such as 25%"`
+	LookupsPerSec   int          `yaml:"lookups_per_second" min:"1" max:"1000000" doc:"lookups of one peer; more are refused"`
+	Sessions        int          `yaml:"sessions" min:"1" max:"65536" doc:"peers connected at a time"`
+	Parked          int          `yaml:"parked" min:"1" max:"65536" doc:"fetches of one peer that wait for a request which no engine here has begun yet"`
+	Timeouts        PeerTimeouts `yaml:"timeouts"`
+}
+
+// PeerTLS are PEM files for mutual TLS: a node shows its certificate and asks
+// for one that the CA has signed, whoever dials.
+type PeerTLS struct {
+	Cert       string `yaml:"cert" doc:"file with this node's certificate, in PEM; tls needs cert, key and ca"`
+	Key        string `yaml:"key" doc:"file with its key"`
+	CA         string `yaml:"ca" doc:"file with the certificates that sign those of peers; nobody else's are taken"`
+	ServerName string `yaml:"server_name" doc:"name that the certificates of dialed peers must have; default: the host that was dialed"`
+}
+
+// PeerTimeouts bound every wait for a peer. That of a hand-over nobody fetches
+// is core.unbound_store_timeout.
+type PeerTimeouts struct {
+	Connect   time.Duration `yaml:"connect" min:"10ms" max:"1m" doc:"from the need of a session until it is up"`
+	Lookup    time.Duration `yaml:"lookup" min:"10ms" max:"10m" doc:"for asking a peer which blocks it has"`
+	Load      time.Duration `yaml:"load" min:"10ms" max:"1h" doc:"for loading blocks that a peer has (remote_kv_source)"`
+	Prefill   time.Duration `yaml:"prefill" min:"10ms" max:"1h" doc:"for loading blocks that a peer may still have to compute (remote_prefiller); a lookup waits as long"`
+	Abort     time.Duration `yaml:"abort" min:"10ms" max:"10m" doc:"for a peer's answer to an abort; then its session ends"`
+	Hit       time.Duration `yaml:"hit" min:"10ms" max:"10m" doc:"how long what a peer was told it may have stays pinned until it fetches"`
+	Park      time.Duration `yaml:"park" min:"10ms" max:"1h" doc:"how long a fetch waits for a request which no engine here has begun yet"`
+	Idle      time.Duration `yaml:"idle" min:"1s" max:"24h" doc:"after so long without work a session ends"`
+	Heartbeat time.Duration `yaml:"heartbeat" min:"10ms" max:"10m" doc:"between signs of life that are asked for"`
+	Misses    int           `yaml:"misses" min:"2" max:"100" doc:"heartbeats without any sign after which a peer is dead"`
 }
 
 // Source says where a value came from, for people: "terrace.yaml:3",

@@ -192,6 +192,18 @@ func TestFaults(t *testing.T) {
 		{name: "a secret is not shown", file: "tiers: [{type: fs, token: short}]", want: []string{`tiers.0.token (t.yaml:1) is too short`}},
 		{name: "long socket", flags: []Assignment{{"socket", "/" + strings.Repeat("x", 107), "--socket"}}, want: []string{`has 108 bytes, and the kernel takes 107`}},
 		{name: "no socket", flags: []Assignment{{"socket", "", "--socket"}}, want: []string{`socket (--socket) is empty`}},
+		{name: "peers on a network", file: "peers: {listen: '10.0.0.7:7301', timeouts: {misses: 1}, quota: 101%, node_id: " + strings.Repeat("x", 257) + "}",
+			want: []string{`peers.listen = "10.0.0.7:7301" (t.yaml:1) is not a loopback address, and whoever reaches 10.0.0.7:7301 reads blocks; set peers.tls.cert, key and ca, or peers.insecure to true`,
+				`peers.timeouts.misses = "1" (t.yaml:1) is too small; write 2 or more`, `peers.quota = "101%" (t.yaml:1) is not a percentage from 1% to 100%`, `has 257 bytes, at most 256`}},
+		{name: "half of tls", file: "peers: {listen: '10.0.0.7:7301', tls: {cert: a}, quota: lots}", want: []string{`peers.tls.key is empty; peers.tls needs cert, key and ca`, `peers.tls.ca is empty`,
+			`peers.quota = "lots" (t.yaml:1) is neither a size nor a percentage`}},
+		{name: "peers anywhere", file: "peers: {listen: '0.0.0.0:7301', insecure: true}", want: []string{`peers.advertise is empty, and peers.listen is 0.0.0.0:7301, which nobody can dial`}},
+		{name: "peers told of a wildcard", file: "peers: {listen: '0.0.0.0:7301', insecure: true, advertise: '[::]:7301'}", want: []string{`peers.advertise = "[::]:7301" (t.yaml:1) is a wildcard`}},
+		{name: "peers told of loopback", file: "peers: {listen: '10.0.0.7:7301', insecure: true, advertise: 'localhost:7301'}", want: []string{`peers.advertise = "localhost:7301" (t.yaml:1) is a loopback address, which means another host to every peer`}},
+		{name: "peers told of no port", file: "peers: {listen: '127.0.0.1:7301', advertise: 'node-7'}", want: []string{`peers.advertise = "node-7" (t.yaml:1) is not a host with a port`}},
+		{name: "peers told of a bad port", file: "peers: {listen: '127.0.0.1:7301', advertise: 'node-7:70000'}", want: []string{`peers.advertise = "node-7:70000" (t.yaml:1) has no port from 0 to 65535`}},
+		{name: "peers nowhere", file: "peers: {listen: 'node-7'}", want: []string{`peers.listen = "node-7" (t.yaml:1) is not an address with a port; write one such as 127.0.0.1:7301`}},
+		{name: "a tier called peers", file: "peers: {listen: ':7301'}\ntiers: [{type: fs, name: peers}]", want: []string{`tiers.0.name = "peers" (t.yaml:2) is the name of the tier that other nodes are`}},
 		{name: "too many tiers", file: "tiers: [" + strings.Repeat("{type: fs},", 30) + "]", want: []string{`tiers (t.yaml:1) has more than 16 entries`}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -209,6 +221,24 @@ func TestFaults(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestPeers(t *testing.T) {
+	for _, x := range []struct {
+		file, advertise string
+		quota           int64
+	}{
+		{"peers: {listen: ':7301'}", "", 256 << 20},
+		{"peers: {listen: '[::1]:0', advertise: '[0:0::1]:0', quota: 1MiB}", "[::1]:0", 1 << 20},
+		{"peers: {listen: '0.0.0.0:1', insecure: true, advertise: 'node-7:2', quota: 100%}", "node-7:2", 1 << 30},
+		{"peers: {listen: '10.0.0.7:1', tls: {cert: a, key: b, ca: c}}", "", 256 << 20},
+	} {
+		c := load(t, input(t, "primary: {size: 1GiB}\n"+x.file, nil))
+		q, err := c.Peers.QuotaBytes(c.Primary.Size)
+		if got := c.Peers.AdvertiseAddr(); got != x.advertise || err != nil || (q-x.quota)/100 > 1 || (x.quota-q)/100 > 1 {
+			t.Errorf("%s: advertised %q, quota %d, %v", x.file, got, q, err)
+		}
 	}
 }
 

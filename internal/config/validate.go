@@ -50,9 +50,13 @@ func (l *loader) validate() {
 	} else if !loopback && !c.Admin.Insecure {
 		bad("admin.listen", fmt.Sprintf("is not a loopback address, and whoever reaches %s reads status and profiles; write 127.0.0.1, or set admin.insecure to true", addr))
 	}
+	l.peers(bad)
 	seen := map[string]int{}
 	for i := range c.Tiers {
 		t, path := &c.Tiers[i], func(key string) string { return fmt.Sprintf("tiers.%d.%s", i, key) }
+		if t.Name == "peers" && c.Peers.Listen != "" {
+			bad(path("name"), "is the name of the tier that other nodes are; give it another")
+		}
 		if !tierName.MatchString(t.Name) || t.Name == "primary" {
 			bad(path("name"), "is not a name; write up to 32 of a-z, 0-9 and -, a letter first, and not primary")
 		}
@@ -150,4 +154,88 @@ func ParseListen(text string) (addr string, loopback bool, err error) {
 		return "", false, fmt.Errorf("has a host that is neither an address nor localhost; write an address")
 	}
 	return net.JoinHostPort(host, port), ip.IsLoopback(), nil
+}
+
+// peers checks how other nodes reach this one.
+func (l *loader) peers(bad func(path, problem string)) {
+	p := &l.cfg.Peers
+	if _, err := p.QuotaBytes(l.cfg.Primary.Size); err != nil {
+		bad("peers.quota", err.Error())
+	}
+	for _, f := range []struct{ path, text string }{{"peers.tls.cert", p.TLS.Cert}, {"peers.tls.key", p.TLS.Key}, {"peers.tls.ca", p.TLS.CA}} {
+		if p.TLS != (PeerTLS{}) && f.text == "" {
+			bad(f.path, "is empty; peers.tls needs cert, key and ca")
+		}
+	}
+	if len(p.NodeID) > peerTextMax {
+		bad("peers.node_id", fmt.Sprintf("has %d bytes, at most %d are allowed", len(p.NodeID), peerTextMax))
+	}
+	if p.Listen == "" {
+		return
+	}
+	addr, loopback, err := ParseListen(p.Listen)
+	if err != nil {
+		bad("peers.listen", strings.ReplaceAll(err.Error(), ":9180", ":7301"))
+		return
+	}
+	if len(l.cfg.Tiers) == tiersMax {
+		bad("peers.listen", fmt.Sprintf("makes other nodes a tier, and there are %d in tiers already, which is the most; take one out", tiersMax))
+	}
+	if !loopback && p.TLS == (PeerTLS{}) && !p.Insecure {
+		bad("peers.listen", fmt.Sprintf("is not a loopback address, and whoever reaches %s reads blocks; set peers.tls.cert, key and ca, or peers.insecure to true", addr))
+	}
+	if p.Advertise == "" {
+		if host, _, _ := net.SplitHostPort(addr); netip.MustParseAddr(host).IsUnspecified() {
+			bad("peers.advertise", fmt.Sprintf("is empty, and peers.listen is %s, which nobody can dial; set it to an address of this host and the port", addr))
+		}
+		return
+	}
+	host, port, err := net.SplitHostPort(p.Advertise)
+	n, perr := strconv.Atoi(port)
+	ip, ierr := netip.ParseAddr(host)
+	switch {
+	case err != nil || host == "" || strings.ContainsAny(host, "/ "):
+		bad("peers.advertise", "is not a host with a port; write one such as 10.0.0.7:7301, [fd00::7]:7301 or node-7:7301")
+	case perr != nil || n < 0 || n > 65535 || strings.HasPrefix(port, "+"):
+		bad("peers.advertise", "has no port from 0 to 65535; 0 is that of peers.listen")
+	case len(p.Advertise) > peerTextMax:
+		bad("peers.advertise", fmt.Sprintf("has %d bytes, at most %d are allowed", len(p.Advertise), peerTextMax))
+	case ierr == nil && ip.IsUnspecified():
+		bad("peers.advertise", "is a wildcard, which nobody can dial; write an address of this host")
+	case !loopback && (host == "localhost" || ierr == nil && ip.IsLoopback()):
+		bad("peers.advertise", fmt.Sprintf("is a loopback address, which means another host to every peer, and peers.listen is %s; write an address of this host that they reach", addr))
+	}
+}
+
+// peerTextMax bounds what nodes say of themselves to each other, in bytes.
+const peerTextMax = 256
+
+// QuotaBytes is what quota says, in bytes, for a primary of that size.
+func (p *Peers) QuotaBytes(primary Size) (int64, error) {
+	number, percent := strings.CutSuffix(p.Quota, "%")
+	if !percent {
+		s, err := ParseSize(p.Quota)
+		if err != nil || s < 1 {
+			return 0, fmt.Errorf("is neither a size nor a percentage; write one such as 1GiB or 25%%")
+		}
+		return int64(s), nil
+	}
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 1 || n > 100 {
+		return 0, fmt.Errorf("is not a percentage from 1%% to 100%%")
+	}
+	return max(1, int64(primary)/100*int64(n)), nil
+}
+
+// AdvertiseAddr is where other nodes reach this one, empty for where it
+// listens. Port 0 is that on which it listens.
+func (p *Peers) AdvertiseAddr() string {
+	host, port, err := net.SplitHostPort(p.Advertise)
+	if err != nil {
+		return ""
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		host = ip.Unmap().String()
+	}
+	return net.JoinHostPort(host, port)
 }

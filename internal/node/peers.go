@@ -337,7 +337,7 @@ var errPeerName = errors.New("a tier has the name " + PeersTier + ", which is th
 func (p *peers) status(c *core.Stats) *PeersStatus {
 	m, now := p.bridge.M, peer.Time(p.n.now())
 	x := m.Stats()
-	s := &PeersStatus{NodeID: p.o.Machine.Node, Listen: p.listens, Advertise: p.o.Machine.Advertise, Mode: p.o.Mode, Peers: []PeerStatus{},
+	s := &PeersStatus{NodeID: p.o.Machine.Node, Tier: PeersTier, Listen: p.listens, Advertise: p.o.Machine.Advertise, Mode: p.o.Mode, Peers: []PeerStatus{},
 		BlocksIn: x.Blocks, BytesIn: x.Bytes, BlocksOut: x.SentBlocks, BytesOut: x.SentBytes, Lookups: x.Lookups, Fetches: x.Fetches,
 		Failures: map[string]int64{}, Refused: map[string]int64{}, Violations: x.Violations, Deaths: x.Deaths, Corrupt: x.Corrupt,
 		Strays: x.Strays, FastFails: x.FastFails, HitsExpired: x.HitsExpired, HandoversExpired: c.HandoversExpired,

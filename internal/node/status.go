@@ -105,6 +105,7 @@ type TierStatus struct {
 // from here: blocks in were loaded from a peer.
 type PeersStatus struct {
 	NodeID    string       `json:"node_id"`
+	Tier      string       `json:"tier"` // which of the tiers they are
 	Listen    string       `json:"listen"`
 	Advertise string       `json:"advertise"` // where others are told to dial
 	Mode      string       `json:"mode"`      // tcp, tls
