@@ -55,7 +55,8 @@ type Sink interface {
 	// them. sum is that of the bytes. The grant is used up; the slot is quiet.
 	Arrived(conn ConnID, nonce uint64, round, index uint32, ok bool, sum uint64)
 	// Detached answers each index of a Revoke, once: nothing can write the slot
-	// any more. If the block arrived all the same, Arrived comes first.
+	// any more. If the block arrived all the same, Arrived comes first. An index
+	// that is revoked again before it was answered is answered once.
 	Detached(conn ConnID, nonce uint64, round, index uint32)
 	// Sent answers each block of a Transmit, once: its slot is not read any
 	// more. ok says that all of it was given to the connection; it is false for
@@ -80,7 +81,7 @@ type NetOptions struct {
 	DialTimeout     time.Duration // of a connection, TLS included; default 2 s
 	GreetTimeout    time.Duration // from accept to Hello or token, and from Expect to the last data connection; default 5 s
 	ProgressTimeout time.Duration // a write, or a block half read, that does not get on for so long ends the session; default 30 s
-	FlushTimeout    time.Duration // of control frames at the end of a session; default 1 s
+	FlushTimeout    time.Duration // of control frames at the end of a session; a quarter of it to hear why the peer ended it; default 1 s
 
 	GreetingMax       int // accepted connections that have not shown what they are; default 256
 	ControlQueueBytes int // of one session's frames to be sent; default 16 MiB

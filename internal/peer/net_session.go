@@ -147,10 +147,6 @@ func (s *tcpSession) endAs(why error, viaData bool) {
 	}
 }
 
-// lastWords is how long a session whose data connection was lost listens for a
-// Bye: it was sent before, on another connection.
-const lastWords = 250 * time.Millisecond
-
 // finish lets the writer write what was queued, tells the peer what it did
 // wrong, and closes all connections.
 func (s *tcpSession) finish() {
@@ -166,10 +162,10 @@ func (s *tcpSession) finish() {
 	s.toWrite.Broadcast()
 	s.mu.Unlock()
 	<-s.flushed
-	if viaData {
+	if viaData { // listen for a Bye, which may have been sent before, but on another connection
 		select {
 		case <-s.heard:
-		case <-time.After(lastWords):
+		case <-time.After(s.n.o.FlushTimeout / 4):
 		}
 	}
 	s.mu.Lock()

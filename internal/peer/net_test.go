@@ -297,7 +297,7 @@ func TestNetBothWays(t *testing.T) {
 			if secure {
 				o.TLS = newTestCA(t).config(t, "127.0.0.1")
 			}
-			const slots, total = 32, 1200
+			const slots, total = 32, 700
 			a, b := newNetEnd(t, o, 2*slots), newNetEnd(t, o, 2*slots)
 			ca, cb := join(t, a, b)
 			sizes := []int{1, 4096, 4095, 100, 5000, 8192, 20000, 65535, 65536, 64}
@@ -525,7 +525,6 @@ func TestNetRevoke(t *testing.T) {
 			}
 			begin := time.Now()
 			revoke(1)
-			revoke(1) // the same again is answered by the same
 			detached(1)
 			if d := time.Since(begin); d > 2*time.Second {
 				t.Errorf("detached after %v", d)
@@ -566,14 +565,22 @@ func TestNetArrivedThenDetached(t *testing.T) {
 	var got []string
 	e.mu.Lock()
 	e.on = func(ev netEvent) {
+		if ev.what == "Received" {
+			return
+		}
 		if got = append(got, ev.what); ev.what == "Arrived" {
-			e.Do(Revoke{Conn: conn, Nonce: 1, Round: 1, Indexes: []uint32{1}})
+			for range 2 { // one answer is for both
+				e.Do(Revoke{Conn: conn, Nonce: 1, Round: 1, Indexes: []uint32{1}})
+			}
 		}
 	}
 	e.mu.Unlock()
 	e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 1, Length: 100})
 	p.write(data[0], frame(blockID{1, 1, 1}, 1, 100))
-	e.until("both", func() bool { return len(got) == 2 })
+	p.write(data[0], frame(blockID{1, 1, 7}, 7, 100)) // a stray one, to be sure that the first is done with
+	e.until("both", func() bool { return len(got) >= 2 })
+	p.say(&Ping{N: 1})
+	p.hear()
 	if !slices.Equal(got, []string{"Arrived", "Detached"}) {
 		t.Error(got)
 	}
@@ -981,6 +988,84 @@ func TestNetCloseConn(t *testing.T) {
 		}
 		a.none("Detached")
 		a.none("Lost")
+	}
+}
+
+// TestNetLostComesLast: not before a receiver and a sender that are held in a
+// slot have let go of it.
+func TestNetLostComesLast(t *testing.T) {
+	leaks(t)
+	for slot, work := range map[uint64]string{1: "receiver", 2: "sender"} {
+		e := newNetEnd(t, listening(), 3)
+		taken, release := make(chan struct{}), make(chan struct{})
+		e.taken = func(uint64) { close(taken); <-release }
+		p, conn, data := newTestPeer(t, e, nil, 1)
+		if work == "receiver" {
+			e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 1, Slot: slot, Length: 1000})
+			p.write(data[0], frame(blockID{1, 1, 1}, 1, 1000))
+		} else {
+			e.Do(Transmit{Conn: conn, ID: 1, Blocks: []DataBlock{{Head: DataHead{Length: 1000}, Lease: Lease{Slot: slot}}}})
+		}
+		<-taken
+		s := e.sessions()[conn]
+		p.Close()
+		<-s.ctx.Done() // the connections are closed right after that
+		lost := make(chan netEvent)
+		go func() { lost <- e.wait("Lost") }()
+		select {
+		case ev := <-lost:
+			t.Errorf("%v, and the %s is still in the slot", ev, work)
+			close(release)
+		case <-time.After(50 * time.Millisecond):
+			close(release)
+			<-lost
+		}
+	}
+}
+
+// TestNetSameBlockTwice: the second of two that are the same goes nowhere, even
+// while the first one is still on its way.
+func TestNetSameBlockTwice(t *testing.T) {
+	leaks(t)
+	e := newNetEnd(t, listening(), 1)
+	taken := make(chan struct{}, 2)
+	e.taken = func(uint64) { taken <- struct{}{} }
+	p, conn, data := newTestPeer(t, e, nil, 2)
+	e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 1, Length: 9000})
+	f := frame(blockID{1, 1, 1}, 1, 9000)
+	p.write(data[0], f[:5000])
+	<-taken
+	p.write(data[1], f)
+	e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 2, Length: 10})
+	p.write(data[1], frame(blockID{1, 1, 2}, 2, 10))
+	if ev := e.wait("Arrived"); ev.block.index != 2 {
+		t.Fatal(ev)
+	}
+	p.write(data[0], f[5000:])
+	if ev := e.wait("Arrived"); ev.block.index != 1 || !ev.ok {
+		t.Fatal(ev)
+	}
+	if s := e.Stats(); s.StrayIn != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestNetLastWords: a Bye that comes after the end of a data connection is heard.
+func TestNetLastWords(t *testing.T) {
+	leaks(t)
+	o := listening()
+	o.FlushTimeout = 20 * time.Second
+	e := newNetEnd(t, o, 1)
+	p, conn, data := newTestPeer(t, e, nil, 2)
+	s := e.sessions()[conn]
+	data[1].Close()
+	<-s.ending
+	p.say(&Bye{Code: CodeDraining, Text: "x"})
+	if ev := e.wait("Received"); ev.msg.(*Bye).Code != CodeDraining {
+		t.Error(ev)
+	}
+	if ev := e.wait("Lost"); !strings.Contains(ev.err.Error(), "data connection: closed by the peer") {
+		t.Error(ev)
 	}
 }
 
