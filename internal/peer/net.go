@@ -84,6 +84,7 @@ type NetOptions struct {
 	FlushTimeout    time.Duration // of control frames at the end of a session; a quarter of it to hear why the peer ended it; default 1 s
 
 	GreetingMax       int // accepted connections that have not shown what they are; default 256
+	SessionsMax       int // beyond which none is accepted, those that are being closed included; default 1024
 	ControlQueueBytes int // of one session's frames to be sent; default 16 MiB
 }
 
@@ -109,7 +110,7 @@ type NetStats struct {
 // writer of the control connection, and a receiver and a sender of each data
 // connection. Close waits for all of them.
 //
-// Bounds: GreetingMax of accepted connections, ControlQueueBytes of frames to be
+// Bounds: GreetingMax and SessionsMax of accepted connections, ControlQueueBytes of frames to be
 // sent, one frame of ControlMax while it is read, scratchBytes a data connection.
 // Sessions, grants and blocks to be sent are as many as the machine wants.
 type Net struct {
@@ -143,6 +144,7 @@ func OpenNet(o NetOptions, sink Sink) (*Net, error) {
 	o.ProgressTimeout = cmp.Or(o.ProgressTimeout, 30*time.Second)
 	o.FlushTimeout = cmp.Or(o.FlushTimeout, time.Second)
 	o.GreetingMax = cmp.Or(o.GreetingMax, 256)
+	o.SessionsMax = cmp.Or(o.SessionsMax, 1024)
 	o.ControlQueueBytes = cmp.Or(o.ControlQueueBytes, 16<<20)
 	n := &Net{o: o, sink: sink, gate: lifecycle.NewGate()}
 	n.ctx, n.stop = context.WithCancel(context.Background())
@@ -295,18 +297,20 @@ func (n *Net) accept() {
 			}
 			continue
 		}
+		addr := c.RemoteAddr().String()
 		n.mu.Lock()
-		full := len(n.mu.greeting) >= n.o.GreetingMax
-		if !full && !n.mu.closed {
-			n.mu.greeting[c] = struct{}{}
+		full, closed := len(n.mu.greeting) >= n.o.GreetingMax, n.mu.closed
+		if !full && !closed {
+			n.mu.greeting[c] = struct{}{} // Close closes it
 		}
 		n.mu.Unlock()
-		addr := c.RemoteAddr().String()
-		if full {
+		switch {
+		case full:
 			_ = c.Close()
 			n.refuse(addr, fmt.Errorf("%d connections have not greeted yet", n.o.GreetingMax))
-		} else if !n.start(&n.wg, func() { n.greet(c, addr) }) {
+		case closed || !n.start(&n.wg, func() { n.greet(c, addr) }):
 			_ = c.Close()
+			return
 		}
 	}
 }
@@ -405,7 +409,6 @@ func (n *Net) join(raw, conn net.Conn, token [tokenBytes]byte, until time.Time) 
 // begin makes a session of a control connection.
 func (n *Net) begin(s *tcpSession) error {
 	s.n, s.dialed = n, s.hello == nil
-	s.ctx, s.cancel = context.WithCancel(n.ctx)
 	s.expected, s.ending, s.flushed, s.heard = make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s.wake = make(chan struct{}, 1)
 	s.mu.grants, s.mu.queues = map[blockID]*grant{}, map[ServeID]*sendQueue{}
@@ -418,8 +421,12 @@ func (n *Net) begin(s *tcpSession) error {
 		}
 		s.token = s.hello.Token
 	}
+	if s.hello != nil && len(n.mu.sessions) >= n.o.SessionsMax {
+		return fmt.Errorf("there are %d sessions", len(n.mu.sessions))
+	}
 	n.mu.last++
 	s.id = n.mu.last
+	s.ctx, s.cancel = context.WithCancel(n.ctx)
 	if n.mu.closed || !n.start(&n.wg, s.run) {
 		s.cancel()
 		return errNetClosed

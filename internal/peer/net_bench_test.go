@@ -112,6 +112,7 @@ type benchEnd struct {
 	up   chan ConnID
 	left int // blocks to be granted
 	wait int // blocks to arrive
+	sent int
 
 	mu    sync.Mutex
 	conn  ConnID
@@ -163,7 +164,11 @@ func (e *benchEnd) Arrived(_ ConnID, _ uint64, _, _ uint32, _ bool, _ uint64) {
 	}
 }
 func (e *benchEnd) Detached(ConnID, uint64, uint32, uint32) {}
-func (e *benchEnd) Sent(ServeID, uint32, bool)              { e.mu.Lock(); e.mu.Unlock() }
+func (e *benchEnd) Sent(ServeID, uint32, bool) {
+	e.mu.Lock()
+	e.sent++
+	e.mu.Unlock()
+}
 
 func benchNet(b *testing.B, size, conns int, ca *testCA) float64 {
 	var ends [2]*benchEnd

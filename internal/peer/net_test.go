@@ -840,7 +840,7 @@ func TestNetSilence(t *testing.T) {
 func TestNetGreetingsAreBounded(t *testing.T) {
 	leaks(t)
 	o := listening()
-	o.GreetingMax, o.GreetTimeout = 3, time.Minute
+	o.GreetingMax, o.GreetTimeout, o.SessionsMax = 3, time.Minute, 1
 	e := newNetEnd(t, o, 1)
 	p := &testPeer{t: t, addr: e.Addr()}
 	var silent []net.Conn
@@ -858,6 +858,10 @@ func TestNetGreetingsAreBounded(t *testing.T) {
 	newTestPeer(t, e, nil, 0)
 	if s := e.Stats(); s.Greeting != 2 || s.Sessions != 1 {
 		t.Errorf("%+v", s)
+	}
+	p.write(p.dial(), appendFrame(nil, &Hello{Version: Version, Node: "x", Boot: "x", Token: [16]byte{1}, Window: 1}))
+	if ev := e.wait("Refused"); !strings.Contains(ev.err.Error(), "there are 1 sessions") {
+		t.Error(ev)
 	}
 }
 
