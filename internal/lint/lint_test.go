@@ -57,6 +57,7 @@ var allowed = map[string]string{
 	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin internal/peer",
 	"cmd/terrace":                "*",
 	"test/e2e":                   "*",
+	"test/peer":                  "*",
 	"test/sessions":              "*",
 	"test/sweep":                 "*",
 }
