@@ -1,6 +1,9 @@
 package peer
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/terrace-kv/terrace/block"
@@ -25,8 +28,9 @@ type Bridge struct {
 
 	sessions map[core.NamespaceID]*bridgeSession
 	serves   map[ServeID]*bridged
-	waits    map[core.WaitID]*bridged
+	waits    map[core.WaitID]*bridged // nil: nobody wants the answer any more, which is due
 	buf      []Effect
+	hook     func(Effect) bool // tests see effects, and keep those from being carried out for which it is false
 }
 
 type bridgeSession struct {
@@ -93,13 +97,15 @@ func (b *Bridge) Perform(now core.Time, e core.Effect) bool {
 	case core.Supply:
 		b.M.Supply(t, b.byID(e.NS).Fingerprint(), e.ID, e.Seq, SupplyState(e.State))
 	case core.AnswerLookup:
-		x := b.waits[e.Wait]
-		if x == nil {
+		x, ok := b.waits[e.Wait]
+		if !ok {
 			return false
 		}
 		delete(b.waits, e.Wait)
-		x.wait = 0
-		b.served(now, x, e.Answer)
+		if x != nil {
+			x.wait = 0
+			b.served(now, x, e.Answer)
+		}
 	default:
 		return false
 	}
@@ -116,6 +122,9 @@ func (b *Bridge) Settle(now core.Time, net []Effect) []Effect {
 			return net
 		}
 		for _, e := range b.buf {
+			if b.hook != nil && !b.hook(e) {
+				continue
+			}
 			switch e := e.(type) {
 			case Report:
 				b.report(now, e)
@@ -156,12 +165,16 @@ func (b *Bridge) report(now core.Time, e Report) {
 func (b *Bridge) serve(now core.Time, e Serve) {
 	x := b.serves[e.ID]
 	if x == nil {
-		if x = b.begin(now, e); x == nil {
-			found := make([]Found, len(e.Keys))
-			for i := range found {
-				found[i].Code = CodeDraining
+		var err error
+		if x, err = b.begin(now, e); err != nil {
+			code := CodeFailed
+			switch {
+			case errors.Is(err, core.ErrDraining):
+				code = CodeDraining
+			case errors.Is(err, core.ErrTooMany):
+				code = CodeBusy
 			}
-			b.M.Served(Time(now), e.ID, found)
+			b.M.Served(Time(now), e.ID, slices.Repeat([]Found{{Code: code}}, len(e.Keys)))
 			return
 		}
 	}
@@ -177,11 +190,7 @@ func (b *Bridge) serve(now core.Time, e Serve) {
 	wait, err := b.core.Lookup(now, x.s.id, x.name, lists, core.LookupOptions{Each: true, WaitUntil: core.Time(e.Until)}, a)
 	switch {
 	case err != nil:
-		found := make([]Found, len(e.Keys))
-		for i := range found {
-			found[i].Code = CodeFailed
-		}
-		b.M.Served(Time(now), e.ID, found)
+		b.M.Served(Time(now), e.ID, slices.Repeat([]Found{{Code: CodeFailed}}, len(e.Keys)))
 	case wait != 0:
 		x.wait = wait
 		b.waits[wait] = x
@@ -190,18 +199,17 @@ func (b *Bridge) serve(now core.Time, e Serve) {
 	}
 }
 
-// begin makes a serve a request of the core's, or returns nil if the core takes
-// none.
-func (b *Bridge) begin(now core.Time, e Serve) *bridged {
+// begin makes a serve a request of the core's.
+func (b *Bridge) begin(now core.Time, e Serve) (*bridged, error) {
 	id, ok := b.byPrint(e.NS)
 	if !ok {
-		return nil
+		return nil, fmt.Errorf("no namespace %s", e.NS)
 	}
 	s := b.sessions[id]
 	if s == nil {
 		sid, err := b.core.OpenSession(id)
 		if err != nil {
-			return nil
+			return nil, err
 		}
 		s = &bridgeSession{id: sid}
 		b.sessions[id] = s
@@ -213,9 +221,9 @@ func (b *Bridge) begin(now core.Time, e Serve) *bridged {
 	p.NoPeers, p.StoreTiers, p.MaxOffloadTokens = true, []core.TierFilter{}, 0
 	if err := b.core.NewRequest(now, s.id, x.name, p); err != nil {
 		b.end(now, e.ID)
-		return nil
+		return nil, err
 	}
-	return x
+	return x, nil
 }
 
 // served tells the machine what the core has found.
@@ -253,7 +261,7 @@ func (b *Bridge) end(now core.Time, id ServeID) {
 	}
 	delete(b.serves, id)
 	if x.wait != 0 {
-		delete(b.waits, x.wait) // the core answers it void
+		b.waits[x.wait] = nil // the core answers it void
 	}
 	_ = b.core.Finish(now, x.s.id, x.name)
 	if x.s.n--; x.s.n == 0 {

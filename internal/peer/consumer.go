@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/terrace-kv/terrace/block"
@@ -12,13 +13,12 @@ import (
 type source struct {
 	Source
 	nonce    uint64
-	link     *link
-	last     uint32 // number of its newest round
-	answered uint32 // round whose lookup was answered and that no fetch has closed; 0: none
-	rounds   int    // that are not over
-	closed   bool
-	sent     bool // something of it was said to the peer
-	got, bad int  // blocks that came, and that did not
+	link     *link    // nil: there were too many
+	last     uint32   // number of its newest round
+	answered uint32   // round whose lookup was answered and that no fetch has closed; 0: none
+	rounds   []*round // that are not over, the oldest first
+	sent     bool     // something of it was said to the peer
+	got, bad int      // blocks that came, and that did not
 }
 
 // round is a lookup or a fetch as its consumer has it.
@@ -35,6 +35,8 @@ type round struct {
 	s     *session // that it was sent on; nil: it was not, or is over
 	left  int      // items that are not reported
 	over  bool     // a lookup that is answered or given up
+	moved bool     // it was sent before, on a connection that gave way to another
+	known bool     // why the peer has no such namespace was noted
 	out   []Result // to be reported by settle
 	noted bool     // is in m.noted
 }
@@ -47,6 +49,7 @@ type item struct {
 	quiet   bool // nothing can write the slot
 	told    bool
 	revoked bool
+	garbage bool // what came did not match its checksum
 }
 
 func (r *round) key() roundKey { return roundKey{r.src.nonce, r.num} }
@@ -67,16 +70,23 @@ func (m *Machine) OpenSource(now Time, src Source) error {
 	}
 	l := m.links[src.Addr]
 	if l == nil {
-		l = &link{addr: src.Addr}
-		l.timer.fire = func() { m.linkDue(l) }
-		m.links[src.Addr] = l
+		l = m.newLink(src.Addr)
 	}
-	l.sources++
 	m.sources[src.Seq] = &source{Source: src, nonce: m.nonce(), link: l}
-	if s := m.session(l); s != nil {
-		m.armIdle(s)
+	if l != nil {
+		m.count(l, 1)
 	}
 	return nil
+}
+
+// count keeps the number of a link's sources, with it and with its session.
+func (m *Machine) count(l *link, n int) {
+	l.sources += n
+	if l.s != nil {
+		l.s.sources += n
+		m.armIdle(l.s)
+	}
+	m.forgetLink(l)
 }
 
 // CloseSource ends a request's view: the request has finished. Jobs of it should
@@ -88,30 +98,18 @@ func (m *Machine) CloseSource(now Time, seq uint64) {
 	if src == nil {
 		return
 	}
-	for _, r := range m.roundsOf(src) {
+	for _, r := range slices.Clone(src.rounds) {
 		m.cancel(r)
 	}
-	src.closed = true
 	delete(m.sources, seq)
-	l := src.link
-	if s := m.session(l); s != nil && src.sent {
-		m.send(s, &Finished{ID: src.ID, Nonce: src.nonce, NS: src.NS, Complete: src.got > 0 && src.bad == 0})
-	}
-	l.sources--
-	if l.s != nil {
-		m.armIdle(l.s)
-	}
-	m.forgetLink(l)
-	m.settle()
-}
-
-func (m *Machine) roundsOf(src *source) (out []*round) {
-	for _, r := range m.sortedRounds() {
-		if r.src == src {
-			out = append(out, r)
+	if l := src.link; l != nil {
+		if s := m.session(l); s != nil && src.sent {
+			complete := src.Role == RoleAssume && src.got > 0 && src.bad == 0
+			m.send(s, &Finished{ID: src.ID, Nonce: src.nonce, NS: src.NS, Complete: complete})
 		}
+		m.count(l, -1)
 	}
-	return out
+	m.settle()
 }
 
 // Probe asks a source which of the keys its producer has; ReportProbe answers.
@@ -151,7 +149,7 @@ func (m *Machine) Submit(now Time, job JobID, seq uint64, items []Item, until Ti
 func (m *Machine) begin(r *round) {
 	src, l := r.src, r.src.link
 	m.rounds[r.job] = r
-	src.rounds++
+	src.rounds = append(src.rounds, r)
 	if r.items != nil && src.answered != 0 {
 		r.num, src.answered = src.answered, 0 // closes it
 	} else {
@@ -164,35 +162,42 @@ func (m *Machine) begin(r *round) {
 	switch {
 	case m.draining:
 		m.failRound(r, CodeDraining)
-	case m.session(l) != nil:
-		m.transmit(r, m.session(l))
+	case l == nil:
+		m.failRound(r, CodeBusy)
 	case m.now < l.down:
 		m.stats.FastFails++
 		m.failRound(r, CodeUnreachable)
+	case m.session(l) != nil:
+		m.transmit(r, m.session(l))
+	case len(l.waiting) >= RoundsMax:
+		m.failRound(r, CodeBusy)
 	default:
-		l.waiting = append(l.waiting, r)
-		if l.timer.pos == 0 || len(l.waiting) == 1 {
-			m.timers.arm(&l.timer, m.now+Time(m.o.ConnectTimeout))
-		}
-		if !l.dialing && l.s == nil {
-			l.dialing = true
-			m.emit(Dial{Addr: l.addr})
+		m.await(r)
+		if l.again.pos == 0 {
+			m.dialAgain(l)
 		}
 	}
 }
 
-// flush sends what waited for a session, or dials again for it.
+// await has a round wait for a session.
+func (m *Machine) await(r *round) {
+	l := r.src.link
+	l.waiting = append(l.waiting, r)
+	if len(l.waiting) == 1 {
+		m.timers.arm(&l.timer, m.now+Time(m.o.ConnectTimeout))
+	}
+}
+
+// flush sends what waited for a session, or dials for it.
 func (m *Machine) flush(l *link) {
 	s := m.session(l)
 	if s == nil {
-		if len(l.waiting) > 0 && !l.dialing && l.s == nil {
-			l.dialing = true
-			m.emit(Dial{Addr: l.addr})
-		}
+		m.dialAgain(l)
 		m.forgetLink(l)
 		return
 	}
 	m.timers.disarm(&l.timer)
+	m.timers.disarm(&l.again)
 	waiting := l.waiting
 	l.waiting = nil
 	for _, r := range waiting {
@@ -236,6 +241,11 @@ func (m *Machine) cancel(r *round) {
 	if s != nil && s.state == sessionUp && m.open(r) {
 		m.send(s, &Abort{Nonce: r.src.nonce, Round: r.num})
 		m.awaitAck(s, r.key())
+		if l := r.src.link; m.now >= r.until && (r.items == nil || r.src.Role == RoleProbe) { // what is assumed may have taken long to compute
+			if l.late++; l.late >= lateMax {
+				m.pause(l, fmt.Sprintf("no answer to %d rounds in time", l.late))
+			}
+		}
 	}
 	if r.items == nil {
 		r.over = true // reported no more
@@ -264,6 +274,9 @@ func (m *Machine) open(r *round) bool {
 // awaitAck bounds the wait for the answer to an Abort. Who answers pings and no
 // aborts is of no use.
 func (m *Machine) awaitAck(s *session, k roundKey) {
+	if s.aborts[k] != nil {
+		return
+	}
 	t := &timer{fire: func() {
 		m.stats.Deaths++
 		m.note(s.name(), true, fmt.Sprintf("does not answer an abort for %v", m.o.AbortTimeout))
@@ -309,6 +322,7 @@ func (m *Machine) settleItem(r *round, i int, code Code, sum uint64, cancelled b
 	switch {
 	case cancelled:
 		it.code = codeEnd
+		r.src.bad++ // it has not got it
 	case code == CodeOK:
 		r.src.got++
 	default:
@@ -325,7 +339,11 @@ func (m *Machine) tellItem(r *round, i int) {
 		return
 	}
 	it.told = true
-	r.out = append(r.out, result(i, it.code, it.sum))
+	res := result(i, it.code, it.sum)
+	if it.garbage {
+		res.Class, res.Cause = tier.ClassCorrupt, tier.CauseChecksum
+	}
+	r.out = append(r.out, res)
 	r.left--
 	if !r.noted {
 		r.noted = true
@@ -365,7 +383,7 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 	if s == nil {
 		return
 	}
-	s.heard = now
+	s.heard, s.unheard = now, 0
 	r := s.rounds[roundKey{nonce, num}]
 	if r == nil || int(index) >= len(r.items) {
 		m.stats.Strays++
@@ -373,10 +391,6 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 	}
 	it := &r.items[index]
 	it.quiet = true
-	code := CodeOK
-	if !ok {
-		code = CodeFailed
-	}
 	switch {
 	case it.settled:
 		m.tellItem(r, int(index))
@@ -385,13 +399,26 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 		m.stats.Bytes += int64(it.Length)
 		s.blocksIn++
 		s.bytesIn += int64(it.Length)
-		m.settleItem(r, int(index), code, sum, false)
+		s.garbage = 0
+		m.answered(r)
+		m.settleItem(r, int(index), CodeOK, sum, false)
 	default:
 		m.stats.Corrupt++
 		m.note(s.name(), true, fmt.Sprintf("sent block %s with bytes that do not match their checksum", it.Key))
-		m.settleItem(r, int(index), code, 0, false)
+		it.garbage = true
+		m.settleItem(r, int(index), CodeFailed, 0, false)
+		if s.garbage++; s.garbage >= garbageMax && s.state == sessionUp {
+			m.violation(s, fmt.Sprintf("%d blocks in a row did not match their checksums", s.garbage))
+		}
 	}
 	m.settle()
+}
+
+// answered notes that a peer does what it is asked for.
+func (m *Machine) answered(r *round) {
+	if l := r.src.link; l.late > 0 || l.delay > 0 {
+		l.late, l.delay, l.down = 0, 0, 0
+	}
 }
 
 // Detached tells that nothing can write the slot of a revoked grant any more.
@@ -408,14 +435,30 @@ func (m *Machine) Detached(now Time, conn ConnID, nonce uint64, num, index uint3
 	m.settle()
 }
 
-// roundLost ends a round whose session is gone: its slots are quiet.
-func (m *Machine) roundLost(r *round) {
+// roundLost ends a round whose session is gone: its slots are quiet. If another
+// session with that peer takes its place, a round of which nothing has come is
+// asked again there, once.
+func (m *Machine) roundLost(r *round, again bool) {
+	s := r.s
 	r.s = nil
+	delete(s.rounds, r.key())
 	for i := range r.items {
-		r.items[i].quiet = true
+		it := &r.items[i]
+		it.quiet, it.revoked = true, false
+		again = again && !it.settled
 		m.tellItem(r, i)
 	}
-	m.failRound(r, CodeUnreachable)
+	l := r.src.link
+	switch {
+	case !again || r.moved || r.over || m.draining || m.now < l.down:
+		m.failRound(r, CodeUnreachable)
+	case m.session(l) != nil:
+		r.moved = true
+		m.transmit(r, m.session(l))
+	default:
+		r.moved = true
+		m.await(r)
+	}
 }
 
 // endRound forgets a round that is over.
@@ -424,18 +467,13 @@ func (m *Machine) endRound(r *round) {
 		return
 	}
 	delete(m.rounds, r.job)
-	r.src.rounds--
+	is := func(o *round) bool { return o == r }
+	r.src.rounds = slices.DeleteFunc(r.src.rounds, is)
 	if s := r.s; s != nil {
 		delete(s.rounds, r.key())
 		m.armIdle(s)
-	} else {
-		l := r.src.link
-		for i, w := range l.waiting {
-			if w == r {
-				l.waiting = append(l.waiting[:i:i], l.waiting[i+1:]...)
-				break
-			}
-		}
+	} else if l := r.src.link; l != nil {
+		l.waiting = slices.DeleteFunc(l.waiting, is)
 	}
 }
 
@@ -450,9 +488,13 @@ func (m *Machine) answer(s *session, a *Answer) {
 		return
 	}
 	r.over = true
+	m.answered(r)
 	if a.Code != CodeOK {
+		if a.Code >= codeEnd {
+			a.Code = CodeFailed
+		}
 		m.explain(s, r, a.Code)
-		m.stats.Failures[min(a.Code, codeEnd-1)]++
+		m.stats.Failures[a.Code]++
 		m.emit(ReportProbe{Job: r.job, Code: a.Code})
 		m.endRound(r)
 		return
@@ -489,6 +531,7 @@ func (m *Machine) failed(s *session, f *Failed) {
 			return
 		}
 	}
+	m.answered(r)
 	m.explain(s, r, f.Code)
 	if len(f.Indexes) == 0 {
 		m.failRound(r, f.Code)
@@ -504,9 +547,10 @@ func (m *Machine) failed(s *session, f *Failed) {
 // field of it is another there.
 func (m *Machine) explain(s *session, r *round, code Code) {
 	ours := m.ours[r.src.NS]
-	if code != CodeNamespace || ours == nil {
+	if code != CodeNamespace || ours == nil || r.known {
 		return
 	}
+	r.known = true
 	text := fmt.Sprintf("has no namespace %s (model %q)", r.src.NS, ours.Spec().Model)
 	for _, ns := range s.spaces {
 		if ns.Spec().Model == ours.Spec().Model {

@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -58,12 +57,14 @@ type Options struct {
 	DownBase       time.Duration // a peer that failed is not dialed for so long; default 250 ms, doubling
 	DownMax        time.Duration // to this; default 30 s
 
-	SessionsMax   int           // default 256
+	SessionsMax   int           // that peers have dialed; default 256
+	LinksMax      int           // addresses that engines name; default 1024
 	ParkedMax     int           // fetches of one session that wait for an id nobody has heard of; default 256
 	EndedMax      int           // ids whose supply has ended that are remembered; default 65536
 	EndedFor      time.Duration // default 10 min
 	QuotaBytes    int64         // that one peer's serves may pin; default 1 GiB
-	LookupsPerSec int           // of one session; default 1000
+	PinnedMax     int64         // that those of all peers may pin; default twice QuotaBytes
+	LookupsPerSec int           // lookups, and fetches without one, of one session; default 1000
 }
 
 // Item is one block of a fetch: a slot of ours that is to hold it.
@@ -175,7 +176,8 @@ type (
 // Effects of the producer.
 type (
 	// Serve asks the core for blocks: which it has, or gets from below, pinned.
-	// Served answers, by Until at the latest, before the same ID is asked again.
+	// Served answers, by Until at the latest, before the same ID is asked again;
+	// not after ServeEnd.
 	Serve struct {
 		ID    ServeID
 		NS    block.Fingerprint
@@ -200,7 +202,8 @@ type (
 		ID    ServeID
 		Lease Lease
 	}
-	// ServeEnd gives back all pins of a serve. Nothing of it is being sent.
+	// ServeEnd gives back all pins of a serve, and takes back what the core was
+	// asked. Nothing of it is being sent.
 	ServeEnd struct{ ID ServeID }
 	// ReleaseSupply gives up the hand-over of a request: it has been fetched.
 	ReleaseSupply struct{ Seq uint64 }
@@ -263,6 +266,7 @@ type Machine struct {
 	lastID   uint64
 
 	sessions map[ConnID]*session
+	accepted int              // of them, that peers have dialed
 	links    map[string]*link // by address
 	spaces   []*block.Namespace
 	ours     map[block.Fingerprint]*block.Namespace
@@ -273,9 +277,12 @@ type Machine struct {
 
 	serves   map[ServeID]*serve
 	supplies map[supplyKey]*supply
+	parked   map[supplyKey][]*serve // that wait for a supply nobody has heard of
 	ended    endedIDs
-	failing  []failing
-	freed    []*session // with room in their quota since the last settle
+	pinned   int64      // bytes, of all sessions
+	telling  []*serve   // with failures to be told
+	eager    []*session // whose serves wait for room of their own, of which there is more now
+	starved  []*session // whose serves wait for room that all peers share, the next first
 
 	timers  timers
 	effects []Effect
@@ -287,7 +294,7 @@ type Machine struct {
 func New(o Options, secret [32]byte) *Machine {
 	o.ensureDefaults()
 	return &Machine{o: o, secret: secret, sessions: map[ConnID]*session{}, links: map[string]*link{}, ours: map[block.Fingerprint]*block.Namespace{},
-		sources: map[uint64]*source{}, rounds: map[JobID]*round{}, serves: map[ServeID]*serve{}, supplies: map[supplyKey]*supply{},
+		sources: map[uint64]*source{}, rounds: map[JobID]*round{}, serves: map[ServeID]*serve{}, supplies: map[supplyKey]*supply{}, parked: map[supplyKey][]*serve{},
 		ended: endedIDs{most: o.EndedMax, keep: Time(o.EndedFor), at: map[supplyKey]Time{}}}
 }
 
@@ -315,11 +322,15 @@ func (o *Options) ensureDefaults() {
 	num(&o.DataConns, 2)
 	num(&o.PingMisses, 5)
 	num(&o.SessionsMax, 256)
+	num(&o.LinksMax, 1024)
 	num(&o.ParkedMax, 256)
 	num(&o.EndedMax, 65536)
 	num(&o.LookupsPerSec, 1000)
 	if o.QuotaBytes == 0 {
 		o.QuotaBytes = 1 << 30
+	}
+	if o.PinnedMax == 0 {
+		o.PinnedMax = 2 * o.QuotaBytes
 	}
 }
 
@@ -353,22 +364,14 @@ func (m *Machine) nonce() uint64 {
 
 // settle tells what the call that ends has brought about.
 func (m *Machine) settle() {
-	for i := 0; i < len(m.freed); i++ {
-		s := m.freed[i]
-		s.freed = false
-		if s.state != sessionUp {
-			continue
-		}
-		for _, k := range sortedKeys(s.serves) {
-			if v := s.serves[k]; v != nil && v.state == serveFetching {
-				m.ask(v)
-				m.proceed(v)
-			}
+	m.feed()
+	for i := 0; i < len(m.telling); i++ {
+		if v := m.telling[i]; len(v.failed) > 0 {
+			m.tellFailed(v)
 		}
 	}
-	clear(m.freed)
-	m.freed = m.freed[:0]
-	m.tellFailing()
+	clear(m.telling)
+	m.telling = m.telling[:0]
 	for i := 0; i < len(m.noted); i++ {
 		r := m.noted[i]
 		r.noted = false
@@ -381,15 +384,6 @@ func (m *Machine) settle() {
 	}
 	clear(m.noted)
 	m.noted = m.noted[:0]
-}
-
-func (m *Machine) sortedRounds() []*round {
-	out := make([]*round, 0, len(m.rounds))
-	for _, r := range m.rounds {
-		out = append(out, r)
-	}
-	slices.SortFunc(out, func(a, b *round) int { return cmp.Compare(a.job, b.job) })
-	return out
 }
 
 // TakeEffects moves the effects since the last call to buf. The caller performs
@@ -420,10 +414,13 @@ func (m *Machine) Drain(now Time) {
 	m.now = now
 	m.draining = true
 	for _, l := range m.sortedLinks() {
-		waiting := l.waiting
-		l.waiting = nil
-		for _, r := range waiting {
-			m.failRound(r, CodeDraining)
+		m.failWaiting(l, CodeDraining)
+	}
+	for _, s := range m.sorted() {
+		for _, k := range sortedKeys(s.serves) {
+			if v := s.serves[k]; v.park { // nobody will prepare anything any more
+				m.failOpen(v, CodeDraining)
+			}
 		}
 	}
 	m.settle()
@@ -446,57 +443,79 @@ func (m *Machine) Stats() Stats {
 	for _, x := range m.sessions {
 		s.Parked += x.parked
 		s.Aborts += len(x.aborts)
-		s.Pinned += x.pinned
 	}
+	s.Pinned = m.pinned
 	return s
 }
 
 // CheckInvariants walks the tables and reports a contradiction.
 func (m *Machine) CheckInvariants() error {
 	up := map[string]ConnID{}
+	var all int64
+	serves, rounds := 0, 0
 	for conn, s := range m.sessions {
 		if s.state == sessionUp {
 			if o, ok := up[s.node]; ok {
 				return fmt.Errorf("peer-one-session: connections %d and %d to %s", o, conn, s.node)
 			}
 			up[s.node] = conn
+			if idle := len(s.rounds)+len(s.serves)+s.sources == 0; idle != (s.idle.pos != 0) || s.ping.pos == 0 {
+				return fmt.Errorf("session %d: idle %v, and its timers say otherwise", conn, idle)
+			}
 		}
-		var pinned int64
-		parked := 0
+		pinned, parked := int64(0), 0
 		for k, v := range s.serves {
-			if m.serves[v.id] != v || v.s != s || v.key != k {
+			if m.serves[v.id] != v || v.s != s || v.key != k || !slices.Contains(s.attempts[k.nonce], v) {
 				return fmt.Errorf("serve %d is in a session and not in the table", v.id)
 			}
 			if v.park {
 				parked++
 			}
-			for i := range v.keys {
-				if v.keys[i].charged {
-					pinned += v.keys[i].bytes
-				}
+			bytes, err := m.checkServe(v)
+			if err != nil {
+				return err
 			}
+			pinned += bytes
 		}
-		if pinned != s.pinned || parked != s.parked || pinned < 0 {
+		if pinned != s.pinned || parked != s.parked {
 			return fmt.Errorf("session %d: pinned %d, counted %d; parked %d, counted %d", conn, pinned, s.pinned, parked, s.parked)
+		}
+		all += pinned
+		serves += len(s.serves)
+		for _, list := range s.attempts {
+			parked -= len(list)
+		}
+		if len(s.serves)+parked-s.parked != 0 {
+			return fmt.Errorf("session %d: %d serves, and not so many by attempt", conn, len(s.serves))
 		}
 		for k, r := range s.rounds {
 			if m.rounds[r.job] != r || r.s != s || r.key() != k {
 				return fmt.Errorf("round %d of job %d is in a session and not in the table", k.round, r.job)
 			}
 		}
+		rounds += len(s.rounds)
 	}
-	for id, v := range m.serves {
-		sending := 0
-		for i := range v.keys {
-			if v.keys[i].sent && v.keys[i].have {
-				sending++
+	if serves != len(m.serves) || all != m.pinned {
+		return fmt.Errorf("%d serves, in sessions %d; %d bytes pinned, counted %d", len(m.serves), serves, all, m.pinned)
+	}
+	if len(m.telling)+len(m.noted)+len(m.eager) != 0 {
+		return fmt.Errorf("a call has ended and has not settled")
+	}
+	for k, list := range m.parked {
+		for _, v := range list {
+			if !v.park || v.kvID != k.id {
+				return fmt.Errorf("serve %d is listed as parked", v.id)
 			}
 		}
-		if v.s != nil && sending != v.sending {
-			return fmt.Errorf("serve %d: %d blocks being sent, counted %d", id, sending, v.sending)
+	}
+	for k, p := range m.supplies {
+		if len(p.seqs) == 0 || p.key != k {
+			return fmt.Errorf("supply %q has no request", k.id)
 		}
-		if v.timer.pos == 0 && v.sending == 0 && v.asking == nil {
-			return fmt.Errorf("peer-serve-ends: nothing ends serve %d", id)
+		for _, v := range p.serves {
+			if m.serves[v.id] != v || v.supply != p {
+				return fmt.Errorf("serve %d is listed by a supply", v.id)
+			}
 		}
 	}
 	for job, r := range m.rounds {
@@ -509,17 +528,80 @@ func (m *Machine) CheckInvariants() error {
 		if left != r.left || r.items != nil && left == 0 {
 			return fmt.Errorf("peer-answer-once: job %d has %d items to tell, counted %d", job, left, r.left)
 		}
-		if r.s == nil && r.src.link.s == nil && !r.src.link.dialing && r.src.link.timer.pos == 0 {
+		if r.s != nil {
+			rounds--
+			continue
+		}
+		if l := r.src.link; !slices.Contains(l.waiting, r) || l.timer.pos == 0 {
 			return fmt.Errorf("nothing ends the wait of job %d", job)
 		}
 	}
+	if rounds != 0 {
+		return fmt.Errorf("sessions have %d rounds that are not in the table", rounds)
+	}
+	return m.checkLinks()
+}
+
+func (m *Machine) checkServe(v *serve) (pinned int64, err error) {
+	var count [keyDone + 1]int
+	need := int64(0)
+	for i := range v.keys {
+		k := &v.keys[i]
+		count[k.state]++
+		if k.state.charged() {
+			pinned += k.bytes
+		}
+		if k.state == keyTodo {
+			need += k.bytes
+		}
+	}
+	switch {
+	case count[keySending] != v.sending || count[keyAsked] != len(v.asking) || count[keyTodo] != len(v.todo) ||
+		count[keyAbsent] != len(v.absent) || count[keyEarly] != len(v.early):
+		return 0, fmt.Errorf("serve %d has %v keys by state, and lists others", v.id, count)
+	case !v.ended && (len(v.keys)-count[keyDone] != v.left || need != v.need):
+		return 0, fmt.Errorf("serve %d: %d keys are left, counted %d; %d bytes to ask for, counted %d", v.id, len(v.keys)-count[keyDone], v.left, need, v.need)
+	case !v.ended && v.state == serveFetching && len(v.todo) > 0 && v.asking == nil && !v.hungry:
+		return 0, fmt.Errorf("serve %d is to ask, and does not wait for room", v.id)
+	case v.hungry && !slices.Contains(v.s.hungry, v):
+		return 0, fmt.Errorf("serve %d waits for room in no queue", v.id)
+	case v.park && !slices.Contains(m.parked[supplyKey{v.ns.Fingerprint(), v.kvID}], v) || v.supply != nil && !slices.Contains(v.supply.serves, v):
+		return 0, fmt.Errorf("serve %d awaits what does not know of it", v.id)
+	case v.timer.pos == 0 && v.sending == 0 && v.asking == nil:
+		return 0, fmt.Errorf("peer-serve-ends: nothing ends serve %d", v.id)
+	}
+	return pinned, nil
+}
+
+func (m *Machine) checkLinks() error {
 	sources := map[*link]int{}
 	for _, s := range m.sources {
-		sources[s.link]++
+		if s.link != nil {
+			sources[s.link]++
+		}
 	}
+	bySession := map[*session]int{}
 	for addr, l := range m.links {
 		if sources[l] != l.sources {
 			return fmt.Errorf("link %s has %d sources, counted %d", addr, sources[l], l.sources)
+		}
+		for _, r := range l.waiting {
+			if m.rounds[r.job] != r || r.s != nil {
+				return fmt.Errorf("job %d waits for %s, and is over or sent", r.job, addr)
+			}
+		}
+		if l.s != nil {
+			if m.sessions[l.s.conn] != l.s {
+				return fmt.Errorf("link %s has a session that is lost", addr)
+			}
+			bySession[l.s] += l.sources
+		} else if l.sources == 0 && !l.dialing && len(l.waiting) == 0 && l.timer.pos == 0 {
+			return fmt.Errorf("nothing ends the memory of %s", addr)
+		}
+	}
+	for conn, s := range m.sessions {
+		if s.sources != bySession[s] {
+			return fmt.Errorf("session %d has %d sources, counted %d", conn, bySession[s], s.sources)
 		}
 	}
 	return nil

@@ -40,18 +40,26 @@ type session struct {
 	rounds map[roundKey]*round // consumer
 	aborts map[roundKey]*timer // consumer: an AbortAck is due
 	serves map[roundKey]*serve // producer
-	parked int                 // producer: serves that wait for an id nobody has heard of
-	pinned int64               // producer: bytes that serves pin, or ask for
+
+	attempts map[uint64][]*serve // producer: serves by nonce
+	parked   int                 // producer: serves that wait for an id nobody has heard of
+	pinned   int64               // producer: bytes that serves pin, or ask for
+	hungry   []*serve            // producer: serves that wait for room, the next first
+	eager    bool                // is in m.eager
+	starved  bool                // is in m.starved
+	asked    bucket              // producer: rounds
+	learned  bucket              // namespaces that were shown
+
+	sources int // consumer: open ones, of links that are bound to this
+	garbage int // consumer: payloads in a row with bytes that were wrong
 
 	heard   Time
+	unheard int // pings since then
 	pings   uint64
 	ping    timer
 	greet   timer
 	idle    timer
-	tokens  float64 // lookups that are allowed now
-	refill  Time
 	closing string // why
-	freed   bool   // is in m.freed
 
 	blocksIn, bytesIn, blocksOut, bytesOut int64
 }
@@ -61,17 +69,52 @@ type roundKey struct {
 	round uint32
 }
 
+// bucket bounds how often something happens.
+type bucket struct {
+	spent float64
+	at    Time
+}
+
+// take is one time, of at most so many at once and so many a second.
+func (b *bucket) take(now Time, burst, perSecond float64) bool {
+	b.spent = max(0, b.spent-perSecond*time.Duration(now-b.at).Seconds())
+	b.at = now
+	if b.spent+1 > burst {
+		return false
+	}
+	b.spent++
+	return true
+}
+
 // link is what a node knows of an address that its engines want blocks from.
+//
+// It is kept while it has sources, a session or an attempt at one, and after
+// failures for as long again as it was not dialed, so that those who come one
+// after the other find what the last one has learned.
 type link struct {
 	addr    string
-	s       *session // up or dialed, or nil
+	node    string   // who was behind it
+	s       *session // up, being greeted or ending, or nil
 	dialing bool     // Dial was asked for
 	waiting []*round // not sent yet
 	sources int
-	down    Time // not dialed before
+	late    int  // rounds in a row that had no answer in time
+	down    Time // not asked before
 	delay   time.Duration
-	timer   timer // bound of the waiting rounds
+	timer   timer // bound of the waiting rounds, else of what is remembered
+	again   timer // then it is dialed again
 	why     string
+}
+
+const (
+	lateMax    = 3                      // rounds without an answer, then a peer is not asked for a while
+	garbageMax = 8                      // payloads in a row that are wrong, then a session is ended
+	dialPause  = 100 * time.Millisecond // before a peer is dialed that has just said there is another connection
+)
+
+// leadsTo says that a link's address is where a session's peer is.
+func (l *link) leadsTo(s *session) bool {
+	return s.addr == l.addr || s.advertise == l.addr || l.node != "" && l.node == s.node
 }
 
 func (s *session) name() string {
@@ -90,8 +133,8 @@ func (m *Machine) Connected(now Time, conn ConnID, addr string) {
 	if _, ok := m.sessions[conn]; ok {
 		return
 	}
-	s := &session{conn: conn, dialed: addr != "", addr: addr, since: now, heard: now, refill: now, tokens: float64(m.o.LookupsPerSec),
-		shown: map[block.Fingerprint]bool{}, rounds: map[roundKey]*round{}, aborts: map[roundKey]*timer{}, serves: map[roundKey]*serve{}}
+	s := &session{conn: conn, dialed: addr != "", addr: addr, since: now, heard: now, shown: map[block.Fingerprint]bool{},
+		rounds: map[roundKey]*round{}, aborts: map[roundKey]*timer{}, serves: map[roundKey]*serve{}, attempts: map[uint64][]*serve{}}
 	s.ping.fire = func() { m.pingDue(s) }
 	s.greet.fire = func() { m.closeSession(s, CodeTimeout, "no greeting in time") }
 	s.idle.fire = func() { m.idleDue(s) }
@@ -99,17 +142,22 @@ func (m *Machine) Connected(now Time, conn ConnID, addr string) {
 	m.timers.arm(&s.greet, now+Time(m.o.ConnectTimeout))
 	if !s.dialed {
 		s.state = sessionAccepted
-		if len(m.sessions) > m.o.SessionsMax {
-			m.closeSession(s, CodeBusy, fmt.Sprintf("%d sessions", len(m.sessions)-1))
+		if m.accepted++; m.accepted > m.o.SessionsMax {
+			m.closeSession(s, CodeBusy, fmt.Sprintf("%d sessions", m.accepted-1))
 		}
 		return
 	}
 	l := m.links[addr]
-	if l == nil || !l.dialing || m.draining {
-		m.closeSession(s, CodeIdle, "nobody needs it any more")
+	if l == nil || !l.dialing || m.draining || m.session(l) != nil {
+		if l != nil && l.dialing {
+			l.dialing = false
+			m.forgetLink(l)
+		}
+		m.drop(s, "nobody needs it any more") // it has not been greeted: there is no word for it
 		return
 	}
-	l.dialing, l.s = false, s
+	l.dialing = false
+	m.bind(l, s)
 	binary.BigEndian.PutUint64(s.token[:], m.draw())
 	binary.BigEndian.PutUint64(s.token[8:], m.draw())
 	m.send(s, &Hello{Version: Version, Node: m.o.Node, Boot: m.o.Boot, Advertise: m.o.Advertise, Token: s.token, Window: uint32(m.o.DataConns)})
@@ -125,43 +173,104 @@ func (m *Machine) DialFailed(now Time, addr, why string) {
 	m.settle()
 }
 
-// linkDown fails all that waits for a peer, and keeps it from being dialed for a
+// linkDown fails all that waits for a peer, and keeps it from being asked for a
 // while: each failure in a row doubles that.
 func (m *Machine) linkDown(l *link, why string) {
-	l.s, l.why = nil, why
+	m.bind(l, nil)
+	m.pause(l, why)
+	m.failWaiting(l, CodeUnreachable)
+	m.forgetLink(l)
+}
+
+func (m *Machine) pause(l *link, why string) {
+	l.why, l.late = why, 0
 	l.delay = min(max(2*l.delay, m.o.DownBase), m.o.DownMax)
 	l.down = m.now + Time(l.delay)
-	m.timers.disarm(&l.timer)
 	m.note(l.addr, true, "peer is down: "+why)
+}
+
+func (m *Machine) failWaiting(l *link, code Code) {
+	m.timers.disarm(&l.timer)
+	m.timers.disarm(&l.again)
 	waiting := l.waiting
 	l.waiting = nil
 	for _, r := range waiting {
-		m.failRound(r, CodeUnreachable)
+		m.failRound(r, code)
 	}
 	m.forgetLink(l)
+}
+
+// newLink remembers an address, or is nil if there are too many. Those that
+// nobody uses make room.
+func (m *Machine) newLink(addr string) *link {
+	if len(m.links) >= m.o.LinksMax {
+		var idle *link
+		for _, l := range m.links {
+			if l.sources == 0 && !l.dialing && len(l.waiting) == 0 && (idle == nil || l.addr < idle.addr) {
+				idle = l
+			}
+		}
+		if idle == nil {
+			m.note(addr, true, fmt.Sprintf("is not asked: there are %d addresses in use", len(m.links)))
+			return nil
+		}
+		m.bind(idle, nil)
+		m.dropLink(idle)
+	}
+	l := &link{addr: addr}
+	l.timer.fire = func() { m.linkDue(l) }
+	l.again.fire = func() { m.dialAgain(l) }
+	m.links[addr] = l
+	m.bind(l, m.find(l))
+	return l
+}
+
+func (m *Machine) dropLink(l *link) {
+	m.timers.disarm(&l.timer)
+	m.timers.disarm(&l.again)
+	delete(m.links, l.addr)
 }
 
 // forgetLink drops an address that nobody uses and nothing is to be remembered
 // of.
 func (m *Machine) forgetLink(l *link) {
-	if l.sources == 0 && l.s == nil && !l.dialing && len(l.waiting) == 0 && l.down <= m.now {
-		m.timers.disarm(&l.timer)
-		delete(m.links, l.addr)
-	} else if l.sources == 0 && l.s == nil && !l.dialing && l.timer.pos == 0 {
-		m.timers.arm(&l.timer, l.down) // to be forgotten then
+	if l.sources > 0 || l.s != nil || l.dialing || len(l.waiting) > 0 || m.links[l.addr] != l {
+		return
+	}
+	if until := l.down + Time(l.delay); until <= m.now {
+		m.dropLink(l)
+	} else {
+		m.timers.arm(&l.timer, until)
 	}
 }
 
 func (m *Machine) linkDue(l *link) {
-	if len(l.waiting) > 0 {
-		l.dialing = false // what comes of it is nobody's
-		if l.s != nil && l.s.state == sessionDialed {
-			m.closeSession(l.s, CodeTimeout, "no greeting in time")
-		}
-		m.linkDown(l, fmt.Sprintf("no session after %v", m.o.ConnectTimeout))
+	if len(l.waiting) == 0 {
+		m.forgetLink(l)
 		return
 	}
-	m.forgetLink(l)
+	l.dialing = false // what comes of it is nobody's
+	if l.s != nil && l.s.state == sessionDialed {
+		m.closeSession(l.s, CodeTimeout, "no greeting in time")
+	}
+	m.linkDown(l, fmt.Sprintf("no session after %v", m.o.ConnectTimeout))
+}
+
+// bind makes a session that of a link.
+func (m *Machine) bind(l *link, s *session) {
+	o := l.s
+	if o == s {
+		return
+	}
+	l.s = s
+	if o != nil {
+		o.sources -= l.sources
+		m.armIdle(o)
+	}
+	if s != nil {
+		s.sources += l.sources
+		m.armIdle(s)
+	}
 }
 
 // session is the one that is up with whoever is behind an address.
@@ -169,13 +278,17 @@ func (m *Machine) session(l *link) *session {
 	if l.s != nil && l.s.state == sessionUp {
 		return l.s
 	}
-	for _, s := range m.sorted() {
-		if s.state == sessionUp && (s.advertise == l.addr || s.addr == l.addr) {
-			l.s = s
-			return s
+	return nil
+}
+
+// find looks for one.
+func (m *Machine) find(l *link) (found *session) {
+	for _, s := range m.sessions {
+		if s.state == sessionUp && l.leadsTo(s) && (found == nil || s.conn < found.conn) {
+			found = s
 		}
 	}
-	return nil
+	return found
 }
 
 // sorted lists the sessions in the order of their connections.
@@ -195,7 +308,7 @@ func (m *Machine) Received(now Time, conn ConnID, msg Message) {
 	if s == nil || s.state == sessionClosing {
 		return
 	}
-	s.heard = now
+	s.heard, s.unheard = now, 0
 	switch x := msg.(type) {
 	case *Hello:
 		m.hello(s, x)
@@ -256,35 +369,65 @@ func (m *Machine) hello(s *session, h *Hello) {
 	case m.draining:
 		m.closeSession(s, CodeDraining, "this node is stopping")
 		return
-	case h.Window == 0 || h.Window > DataConnsMax:
-		m.violation(s, fmt.Sprintf("%d data connections", h.Window))
+	case h.Node == "" || h.Boot == "" || h.Window == 0 || h.Window > DataConnsMax:
+		m.violation(s, fmt.Sprintf("a greeting of %q, run %q, with %d data connections", h.Node, h.Boot, h.Window))
 		return
 	}
-	// Both may have dialed at once: the connection of the smaller node id stays.
-	// A session that has been up for a while is not of that moment: the other side
-	// has lost it, or is another run.
 	for _, o := range m.sorted() {
-		if o == s || o.state == sessionClosing {
-			continue
-		}
-		same := o.node == h.Node || o.node == "" && o.dialed && o.addr == h.Advertise
-		if !same {
-			continue
-		}
-		fresh := o.state == sessionDialed || o.boot == h.Boot && m.now-o.since < Time(m.o.ConnectTimeout)
-		if fresh && o.dialed && m.o.Node < h.Node {
-			m.closeSession(s, CodeDuplicate, "this node's own connection stays")
+		switch {
+		case o == s || o.state == sessionClosing:
+		case o.state == sessionDialed && o.addr == h.Advertise:
+			// Both have dialed at once: the connection of the smaller node id stays.
+			if m.o.Node < h.Node {
+				m.closeSession(s, CodeDuplicate, "this node's own connection stays")
+				return
+			}
+			m.closeSession(o, CodeDuplicate, "the peer's own connection stays")
+		case o.state != sessionUp || o.node != h.Node:
+		case m.stays(o, s):
+			// The peer learns whom it has reached.
+			m.welcomeBack(s)
+			m.closeSession(s, CodeDuplicate, "there is a session with this node already")
 			return
+		default:
+			m.replace(o, s)
 		}
-		why := "replaced by a newer connection"
-		if o.boot != "" && o.boot != h.Boot {
-			why = "the peer was started again"
-		}
-		m.closeSession(o, CodeDuplicate, why)
 	}
-	m.send(s, &Welcome{Version: Version, Node: m.o.Node, Boot: m.o.Boot, Advertise: m.o.Advertise})
+	m.welcomeBack(s)
 	m.emit(Expect{Conn: s.conn, N: int(h.Window), Token: h.Token})
 	m.up(s)
+}
+
+func (m *Machine) welcomeBack(s *session) {
+	m.send(s, &Welcome{Version: Version, Node: m.o.Node, Boot: m.o.Boot, Advertise: m.o.Advertise})
+}
+
+// stays says which of two sessions with a node stays, one that is up and one that
+// is being greeted. Both sides come to the same.
+//
+// The older one has work, so it stays if it lives: the peer knows this node by
+// two addresses. If each has dialed, and at about the same time, the one that the
+// smaller node id has dialed stays, since each side may have greeted another one
+// first.
+func (m *Machine) stays(up, s *session) bool {
+	switch {
+	case up.boot != s.boot: // the peer was started again
+		return false
+	case m.now-up.heard > 2*Time(m.o.PingEvery): // the peer may have lost it
+		return false
+	case up.dialed != s.dialed && m.now-up.since < Time(m.o.ConnectTimeout):
+		return up.dialed == (m.o.Node < up.node)
+	}
+	return true
+}
+
+// replace ends a session in favour of another.
+func (m *Machine) replace(o, s *session) {
+	why := "replaced by another connection"
+	if o.boot != s.boot {
+		why = "the peer was started again"
+	}
+	m.closeSession(o, CodeDuplicate, why)
 }
 
 func (m *Machine) welcome(s *session, w *Welcome) {
@@ -300,24 +443,27 @@ func (m *Machine) welcome(s *session, w *Welcome) {
 	case w.Node == m.o.Node:
 		m.closeSession(s, CodeSelf, "a node has dialed itself; give every node a node id of its own")
 		return
+	case w.Node == "" || w.Boot == "":
+		m.violation(s, fmt.Sprintf("a welcome of %q, run %q", w.Node, w.Boot))
+		return
+	}
+	l := m.links[s.addr]
+	if l != nil {
+		l.node = w.Node
 	}
 	for _, o := range m.sorted() {
 		if o == s || o.state != sessionUp || o.node != w.Node {
 			continue
 		}
-		if o.boot == w.Boot { // it has two addresses
-			l := m.links[s.addr]
-			if l != nil {
-				l.s = o
-			}
+		if m.stays(o, s) {
 			m.closeSession(s, CodeDuplicate, "there is a session with this node already")
-			if l != nil {
-				l.s = o
+			if l != nil && l.s == s {
+				m.bind(l, o)
 				m.flush(l)
 			}
 			return
 		}
-		m.closeSession(o, CodeDuplicate, "the peer was started again")
+		m.replace(o, s)
 	}
 	m.emit(DialData{Conn: s.conn, N: m.o.DataConns, Token: s.token})
 	m.up(s)
@@ -331,8 +477,11 @@ func (m *Machine) up(s *session) {
 	m.send(s, m.shown())
 	m.note(s.name(), false, "session is up")
 	for _, l := range m.sortedLinks() {
-		if m.session(l) == s {
-			l.delay, l.down = 0, 0
+		if m.session(l) == nil && l.leadsTo(s) {
+			m.bind(l, s)
+		}
+		if l.s == s {
+			l.node, l.delay, l.down, l.late = s.node, 0, 0, 0
 			m.flush(l)
 		}
 	}
@@ -371,12 +520,23 @@ func (m *Machine) namespaces(s *session, n *Namespaces) {
 		m.violation(s, fmt.Sprintf("%d namespaces", len(n.Specs)))
 		return
 	}
+	known := map[string]*block.Namespace{}
+	for _, ns := range s.spaces {
+		known[string(ns.JSON())] = ns
+	}
 	s.spaces, s.shown = nil, map[block.Fingerprint]bool{}
 	for _, spec := range n.Specs {
-		ns, err := block.ParseNamespace(spec)
-		if err != nil {
-			m.violation(s, "a namespace that cannot be read: "+err.Error())
-			return
+		ns := known[string(spec)]
+		if ns == nil { // to read them is work
+			if !s.learned.take(m.now, 4*SpecsMax, SpecsMax/4) {
+				m.violation(s, "new namespaces all the time")
+				return
+			}
+			var err error
+			if ns, err = block.ParseNamespace(spec); err != nil {
+				m.violation(s, "a namespace that cannot be read: "+err.Error())
+				return
+			}
 		}
 		s.spaces = append(s.spaces, ns)
 		s.shown[ns.Fingerprint()] = true
@@ -384,21 +544,19 @@ func (m *Machine) namespaces(s *session, n *Namespaces) {
 }
 
 func (m *Machine) bye(s *session, b *Bye) {
-	text := fmt.Sprintf("the peer ended the session: %s (code %d)", b.Text, b.Code)
-	if b.Code == CodeDuplicate {
-		// Its own connection stays, and comes up in a moment.
-		if l := m.links[s.addr]; l != nil && l.s == s {
-			l.s = nil
-			if o := m.session(l); o != nil {
-				m.flush(l)
-			}
-		}
+	switch b.Code {
+	case CodeDuplicate: // its own connection stays, and is up or about to be
 		s.closing = "duplicate"
-	}
-	if b.Code == CodeIdle {
+	case CodeIdle:
 		s.closing = "idle"
 	}
-	m.drop(s, text)
+	m.drop(s, fmt.Sprintf("the peer ended the session: %s (code %d)", b.Text, b.Code))
+	for _, l := range m.sortedLinks() {
+		if l.s == s && m.find(l) != nil {
+			m.bind(l, m.find(l))
+			m.flush(l)
+		}
+	}
 }
 
 // closeSession says Bye and ends a session. What it had is over when Lost comes.
@@ -447,28 +605,46 @@ func (m *Machine) Lost(now Time, conn ConnID, why string) {
 	if s == nil {
 		return
 	}
-	was := s.state
 	m.drop(s, why)
 	delete(m.sessions, conn)
+	if !s.dialed {
+		m.accepted--
+	}
+	if s.starved {
+		m.starved = slices.DeleteFunc(m.starved, func(o *session) bool { return o == s })
+	}
 	for _, k := range sortedKeys(s.serves) {
 		m.serveLost(s.serves[k])
 	}
 	for _, k := range sortedKeys(s.rounds) {
-		m.roundLost(s.rounds[k])
+		m.roundLost(s.rounds[k], s.closing == "duplicate")
 	}
 	for _, l := range m.sortedLinks() {
 		if l.s != s {
 			continue
 		}
-		l.s = nil
+		m.bind(l, m.find(l))
 		switch {
-		case s.closing == "duplicate" || was == sessionClosing && s.closing == "idle":
+		case l.s != nil || s.closing == "idle":
 			m.flush(l)
+		case s.closing == "duplicate":
+			if m.timers.arm(&l.again, now+Time(dialPause)); len(l.waiting) == 0 {
+				m.timers.disarm(&l.again)
+				m.forgetLink(l)
+			}
 		default:
 			m.linkDown(l, s.closing)
 		}
 	}
 	m.settle()
+}
+
+// dialAgain dials if there is still need.
+func (m *Machine) dialAgain(l *link) {
+	if len(l.waiting) > 0 && !l.dialing && l.s == nil {
+		l.dialing = true
+		m.emit(Dial{Addr: l.addr})
+	}
 }
 
 func sortedKeys[V any](in map[roundKey]V) []roundKey {
@@ -489,31 +665,29 @@ func (m *Machine) sortedLinks() []*link {
 	return out
 }
 
-// pingDue asks for a sign of life, or gives up.
+// pingDue asks for a sign of life, or gives up. Pings count and not time: after
+// a stop of this node a peer's signs may be there, and not be read yet.
 func (m *Machine) pingDue(s *session) {
-	if silent := time.Duration(m.now - s.heard); silent >= m.o.PingEvery*time.Duration(m.o.PingMisses) {
+	if s.unheard >= m.o.PingMisses {
+		why := fmt.Sprintf("nothing heard for %v", time.Duration(m.now-s.heard))
 		m.stats.Deaths++
-		m.note(s.name(), true, fmt.Sprintf("is dead: nothing heard for %v", silent))
-		m.closeSession(s, CodeTimeout, fmt.Sprintf("nothing heard for %v", silent))
+		m.note(s.name(), true, "is dead: "+why)
+		m.closeSession(s, CodeTimeout, why)
 		return
 	}
 	s.pings++
+	s.unheard++
 	m.send(s, &Ping{N: s.pings})
 	m.timers.arm(&s.ping, m.now+Time(m.o.PingEvery))
 }
 
 // armIdle ends a session after a while without work.
 func (m *Machine) armIdle(s *session) {
-	if s.state != sessionUp {
-		return
-	}
-	busy := len(s.rounds) > 0 || len(s.serves) > 0
-	for _, l := range m.links {
-		busy = busy || l.s == s && l.sources > 0
-	}
-	if busy {
+	switch {
+	case s.state != sessionUp:
+	case len(s.rounds)+len(s.serves)+s.sources > 0:
 		m.timers.disarm(&s.idle)
-	} else if s.idle.pos == 0 {
+	case s.idle.pos == 0:
 		m.timers.arm(&s.idle, m.now+Time(m.o.IdleTimeout))
 	}
 }

@@ -1,0 +1,629 @@
+package peer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/terrace-kv/terrace/block"
+)
+
+// A fetch that closes a lookup was taken for admitted, and its keys were not
+// looked at: a group that no namespace has would have ended the process.
+func TestFetchThatClosesALookupIsChecked(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 1 << 20})
+	c := b.accept("p")
+	b.hear(c, b.lookupOf(1, 1, 1))
+	b.served(one(t, of[Serve](b.take())).ID, pinned(1))
+	for i := range RoundsMax - 1 {
+		b.m.Received(b.now, c, b.fetchOf(2, uint32(i+1), false, 7))
+	}
+	b.take()
+	f := b.fetchOf(1, 1, false, 1)
+	bad, _ := block.NewKey(make([]byte, 32), 99)
+	f.Keys = append(f.Keys, bad)
+	b.hear(c, f)
+	fx := b.take()
+	if s := of[Serve](fx); len(s) != 0 {
+		t.Errorf("the core is asked for a group that the namespace does not have: %v", s)
+	}
+	if b.m.Stats().Violations != 1 {
+		t.Error("it is no violation")
+	}
+	b.empty()
+}
+
+// An abort was acknowledged once the core had answered, which may take longer
+// than the consumer waits; it then ended the session.
+func TestAbortWhileTheCoreIsAsked(t *testing.T) {
+	for _, lookup := range []bool{false, true} {
+		b := newBox(t, Options{})
+		c := b.accept("p")
+		if lookup {
+			b.hear(c, b.lookupOf(1, 1, 1, 2))
+		} else {
+			b.hear(c, b.fetchOf(1, 1, false, 1, 2))
+		}
+		id := one(t, of[Serve](b.take())).ID
+		b.hear(c, &Abort{Nonce: 1, Round: 1})
+		fx := b.take()
+		one(t, sends[*AbortAck](fx))
+		if e := one(t, of[ServeEnd](fx)); e.ID != id {
+			t.Errorf("serve %d ended", e.ID)
+		}
+		b.m.Served(b.now, id, []Found{pinned(1), absent}) // late, and of nobody
+		if fx := b.take(); len(fx) != 0 {
+			t.Errorf("a late answer of the core has effects: %v", fx)
+		}
+		b.empty()
+	}
+}
+
+// Pins of a dead peer stayed until the core had answered.
+func TestPeerIsLostWhileTheCoreIsAsked(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.hear(c, b.fetchOf(1, 1, false, 1, 2))
+	b.hear(c, b.lookupOf(2, 1, 3))
+	b.take()
+	b.lose(c)
+	if n := len(of[ServeEnd](b.take())); n != 2 || b.m.Stats().Serves != 0 {
+		t.Errorf("%d serves have ended, %d are left", n, b.m.Stats().Serves)
+	}
+	b.empty()
+}
+
+// What was pinned and queued when a supply ended was taken back, and the
+// consumer heard of it at its own deadline.
+func TestSupplyEndsWhileItIsSent(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.supply("kv", 1, SupplyOpen)
+	b.hear(c, b.fetchOf(1, 1, true, 1, 2, 3))
+	id := one(t, of[Serve](b.take())).ID
+	b.served(id, pinned(1), pinned(2), absent)
+	b.take()
+	b.supply("kv", 1, SupplyFinal)
+	fx := b.take()
+	if s := of[Serve](fx); len(s) == 1 {
+		b.served(id, absent)
+		fx = append(fx, b.take()...)
+	}
+	if f := one(t, sends[*Failed](fx)); f.Code != CodeAbsent || !slices.Equal(f.Indexes, []uint32{2}) {
+		t.Errorf("of a final supply is told %+v", f)
+	}
+	b.supply("kv", 1, SupplyEnded)
+	if u := of[Unsend](b.take()); len(u) != 0 {
+		t.Error("what is pinned is taken back")
+	}
+	b.sent(id, 0, true)
+	b.sent(id, 1, true)
+	one(t, of[ServeEnd](b.take()))
+	b.hear(c, b.fetchOf(2, 1, true, 1))
+	if f := one(t, sends[*Failed](b.take())); f.Code != CodeEnded {
+		t.Errorf("a late fetch fails with %v", f.Code)
+	}
+	b.empty()
+}
+
+func TestSupplyEndsBeforeAllIsFound(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.supply("kv", 1, SupplyOpen)
+	b.hear(c, b.fetchOf(1, 1, true, 1, 2))
+	id := one(t, of[Serve](b.take())).ID
+	b.served(id, absent, absent)
+	b.hear(c, b.fetchOf(1, 2, true, 3, 4)) // the core is asked as the supply ends
+	other := one(t, of[Serve](b.take())).ID
+	b.supply("kv", 1, SupplyEnded)
+	if f := one(t, sends[*Failed](b.take())); f.Round != 1 || f.Code != CodeEnded || len(f.Indexes) != 2 {
+		t.Errorf("told %+v", f)
+	}
+	b.served(other, pinned(3), absent)
+	fx := b.take()
+	if f := one(t, sends[*Failed](fx)); f.Round != 2 || f.Code != CodeEnded || !slices.Equal(f.Indexes, []uint32{1}) {
+		t.Errorf("told %+v", f)
+	}
+	b.sent(other, 0, true)
+	one(t, of[ServeEnd](b.take()))
+	b.empty()
+}
+
+// Each key of an accepted fetch is answered, also those that were queued when
+// its time was over.
+func TestWhatWasNotSentInTimeIsTold(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.hear(c, b.fetchOf(1, 1, false, 1, 2, 3))
+	id := one(t, of[Serve](b.take())).ID
+	b.served(id, pinned(1), pinned(2), pinned(3))
+	b.sent(id, 0, true)
+	b.take()
+	b.live(21 * time.Second)
+	one(t, of[Unsend](b.take()))
+	b.sent(id, 2, false)
+	b.sent(id, 1, true) // was being written
+	if f := one(t, sends[*Failed](b.take())); f.Code != CodeTimeout || !slices.Equal(f.Indexes, []uint32{2}) {
+		t.Errorf("told %+v", f)
+	}
+	b.empty()
+}
+
+// A consumer that is preempted in mid-load has not got what it came for: its
+// next attempt must find the hand-over.
+func TestCancelledFetchIsNotComplete(t *testing.T) {
+	for _, c := range []struct {
+		what string
+		role Role
+		end  func(b *box, conn ConnID, f *Fetch)
+		want bool
+	}{
+		{"all came", RoleAssume, func(b *box, conn ConnID, f *Fetch) { b.m.Arrived(b.now, conn, f.Nonce, f.Round, 1, true, 2) }, true},
+		{"all came to one who only looked", RoleProbe, func(b *box, conn ConnID, f *Fetch) { b.m.Arrived(b.now, conn, f.Nonce, f.Round, 1, true, 2) }, false},
+		{"cancelled", RoleAssume, func(b *box, conn ConnID, f *Fetch) { b.m.Cancel(b.now, 1) }, false},
+		{"finished in mid-load", RoleAssume, func(*box, ConnID, *Fetch) {}, false},
+		{"failed", RoleAssume, func(b *box, conn ConnID, f *Fetch) {
+			b.hear(conn, &Failed{Nonce: f.Nonce, Round: f.Round, Code: CodeAbsent, Indexes: []uint32{1}})
+		}, false},
+		{"corrupt", RoleAssume, func(b *box, conn ConnID, f *Fetch) { b.m.Arrived(b.now, conn, f.Nonce, f.Round, 1, false, 2) }, false},
+	} {
+		b := newBox(t, Options{})
+		b.source(1, "p:1", c.role)
+		b.submit(1, 1, 1, 2)
+		conn := b.dial("p:1", "p")
+		f := one(t, sends[*Fetch](b.take()))
+		b.m.Arrived(b.now, conn, f.Nonce, f.Round, 0, true, 1)
+		c.end(b, conn, f)
+		b.m.CloseSource(b.now, 1)
+		if got := one(t, sends[*Finished](b.take())).Complete; got != c.want {
+			t.Errorf("%s: complete is %v", c.what, got)
+		}
+		b.empty()
+	}
+}
+
+// Only who has fetched a hand-over can give it up, and not while another still
+// fetches it.
+func TestHandOverIsGivenUpByItsFetcher(t *testing.T) {
+	b := newBox(t, Options{})
+	c, other := b.accept("p"), b.accept("q")
+	fin := func(conn ConnID, nonce uint64) int {
+		b.hear(conn, &Finished{ID: "kv", Nonce: nonce, NS: b.ns.Fingerprint(), Complete: true})
+		return len(of[ReleaseSupply](b.take()))
+	}
+	b.supply("kv", 1, SupplyOpen)
+	b.supply("kv", 1, SupplyFinal)
+	if fin(other, 99) != 0 {
+		t.Error("one who never asked for it has given it up")
+	}
+	b.hear(c, b.fetchOf(1, 1, true, 1))
+	b.hear(other, b.fetchOf(2, 1, true, 1))
+	s := of[Serve](b.take())
+	b.served(s[0].ID, pinned(1))
+	b.served(s[1].ID, pinned(1))
+	b.sent(s[0].ID, 0, true)
+	if fin(c, 1) != 0 {
+		t.Error("it is given up while another fetches it")
+	}
+	b.sent(s[1].ID, 0, true)
+	if e := one(t, of[ReleaseSupply](b.take())); e.Seq != 1 {
+		t.Errorf("%d is given up", e.Seq)
+	}
+	b.supply("kv", 1, SupplyEnded)
+	b.empty()
+}
+
+// Of several requests under one id the newest counts, also after it is gone.
+func TestSupplyIsFinalByItsNewest(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.supply("kv", 1, SupplyOpen)
+	b.supply("kv", 2, SupplyOpen)
+	b.supply("kv", 2, SupplyFinal)
+	b.supply("kv", 2, SupplyEnded)
+	b.hear(c, b.fetchOf(1, 1, true, 1))
+	id := one(t, of[Serve](b.take())).ID
+	b.served(id, absent)
+	if f := sends[*Failed](b.take()); len(f) != 0 {
+		t.Errorf("request 1 still stores, and the fetch is told %+v", f[0])
+	}
+	b.supply("kv", 1, SupplyMore)
+	b.served(one(t, of[Serve](b.take())).ID, pinned(1))
+	b.sent(id, 0, true)
+	b.supply("kv", 1, SupplyFinal)
+	b.supply("kv", 1, SupplyEnded)
+	b.empty()
+}
+
+// A node that was stopped for a while finds its timers due and its peers' frames
+// unread: nobody is dead for that.
+func TestOwnStopIsNoDeath(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.live(10 * time.Second)
+	b.now += Time(20 * time.Second)
+	b.m.Tick(b.now)
+	b.look()
+	if b.m.Stats().Deaths != 0 {
+		t.Error("the peer was taken for dead because this node had stopped")
+	}
+	b.hear(c, &Pong{})
+	b.live(20 * time.Second)
+	b.take()
+	b.pass(7 * time.Second) // not a sign of it now
+	if b.m.Stats().Deaths != 1 {
+		t.Error("the peer is silent and not dead")
+	}
+	b.empty()
+}
+
+// Engines can name any address.
+func TestAddressesAreBounded(t *testing.T) {
+	b := newBox(t, Options{})
+	const n = 5000
+	for i := range n {
+		seq := uint64(i + 1)
+		_ = b.m.OpenSource(b.now, Source{Seq: seq, Addr: fmt.Sprintf("h%d:1", i), ID: "kv", Role: RoleAssume, NS: b.ns.Fingerprint()})
+		b.m.Submit(b.now, JobID(seq), seq, []Item{{Key: simKey(1), Length: 4096}}, b.now+Time(time.Minute))
+	}
+	b.look()
+	s := b.m.Stats()
+	if s.Links > 1024 || len(of[Dial](b.fx)) > 1024 || s.Rounds > 1024 {
+		t.Errorf("%d addresses, %d dials, %d rounds wait", s.Links, len(of[Dial](b.fx)), s.Rounds)
+	}
+	reports := of[Report](b.take())
+	if len(reports) != n-s.Rounds {
+		t.Errorf("%d are refused, %d wait", len(reports), s.Rounds)
+	}
+	for i := range n {
+		b.m.CloseSource(b.now, uint64(i+1))
+		if i < 1024 {
+			b.m.DialFailed(b.now, fmt.Sprintf("h%d:1", i), "no")
+		}
+	}
+	b.source(n+1, "new:1", RoleAssume) // takes the place of one that is only remembered
+	b.submit(n+1, n+1, 1)
+	one(t, of[Dial](b.take()))
+	b.m.CloseSource(b.now, n+1)
+	b.m.DialFailed(b.now, "new:1", "no")
+	b.empty()
+}
+
+// Requests that come one after the other find a peer that fails down for longer
+// each time.
+func TestBackOffOutlivesRequests(t *testing.T) {
+	b := newBox(t, Options{})
+	dials := 0
+	for i := range 200 { // one each 100 ms
+		seq := uint64(i + 1)
+		b.source(seq, "p:1", RoleAssume)
+		b.submit(JobID(seq), seq, 1)
+		if n := len(of[Dial](b.take())); n > 0 {
+			dials += n
+			b.m.DialFailed(b.now, "p:1", "refused")
+		}
+		b.m.CloseSource(b.now, seq)
+		b.pass(100 * time.Millisecond)
+	}
+	if dials < 4 || dials > 10 {
+		t.Errorf("%d dials in 20 s", dials)
+	}
+	b.empty()
+}
+
+// What ends one request must not cost what all others have.
+func TestCloseSourceLooksAtItsOwn(t *testing.T) {
+	b := newBox(t, Options{})
+	b.accept("p")
+	const n = 20000
+	for i := range n {
+		_ = b.m.OpenSource(b.now, Source{Seq: uint64(i + 1), Addr: "p:1", ID: "kv", Role: RoleAssume, NS: b.ns.Fingerprint()})
+		b.m.Submit(b.now, JobID(i+1), uint64(i+1), []Item{{Key: simKey(1), Length: 4096}}, b.now+Time(time.Minute))
+		b.m.TakeEffects(nil)
+	}
+	began := time.Now()
+	for i := range n {
+		b.m.CloseSource(b.now, uint64(i+1))
+		b.m.TakeEffects(nil)
+	}
+	if d := time.Since(began); d > 3*time.Second {
+		t.Errorf("%d sources are closed in %v", n, d)
+	}
+}
+
+// Blocks sent must not cost what all other fetches of the peer have.
+func TestSentLooksAtItsOwn(t *testing.T) {
+	b := newBox(t, Options{QuotaBytes: 64 * 4096})
+	c := b.accept("p")
+	const fetches, keys = 256, KeysMax
+	began := time.Now()
+	for i := range fetches {
+		b.m.Received(b.now, c, b.fetchOf(uint64(i+1), 1, false, upTo(keys)...))
+	}
+	blocks := 0
+	for blocks < 20_000 {
+		fx := b.m.TakeEffects(nil)
+		if len(fx) == 0 {
+			t.Fatal("nothing is asked or sent any more")
+		}
+		for _, e := range fx {
+			switch e := e.(type) {
+			case Serve:
+				found := make([]Found, len(e.Keys))
+				for i := range found {
+					found[i] = pinned(uint64(i))
+				}
+				b.m.Served(b.now, e.ID, found)
+			case Transmit:
+				for _, x := range e.Blocks {
+					blocks++
+					b.m.Sent(b.now, e.ID, x.Head.Index, true)
+				}
+			}
+		}
+	}
+	if d := time.Since(began); d > 5*time.Second {
+		t.Errorf("%d blocks in %v", blocks, d)
+	}
+	if err := b.m.CheckInvariants(); err != nil {
+		t.Error(err)
+	}
+}
+
+// All peers together cannot pin the primary.
+func TestPeersTogetherAreBounded(t *testing.T) {
+	b := newBox(t, Options{QuotaBytes: 4 * 4096})
+	var conns []ConnID
+	for i := range 6 {
+		c := b.accept(fmt.Sprint("p", i))
+		conns = append(conns, c)
+		b.hear(c, b.fetchOf(1, 1, false, 1, 2, 3, 4, 5, 6))
+		for _, s := range of[Serve](b.take()) {
+			found := make([]Found, len(s.Keys))
+			for i := range found {
+				found[i] = pinned(uint64(i))
+			}
+			b.served(s.ID, found...)
+		}
+	}
+	if p := b.m.Stats().Pinned; p > 8*4096 {
+		t.Errorf("six peers have %d bytes pinned", p)
+	}
+	// All get all of it in the end.
+	got := map[ConnID]int{}
+	for n := 0; n < 1000; n++ {
+		fx := b.take()
+		for _, e := range of[Serve](fx) {
+			found := make([]Found, len(e.Keys))
+			for i := range found {
+				found[i] = pinned(uint64(i))
+			}
+			b.served(e.ID, found...)
+		}
+		for _, v := range b.m.serves {
+			for i := range v.keys {
+				if x := b.audit.serve(v.id).sending; x != nil {
+					if _, ok := x[uint32(i)]; ok {
+						got[v.s.conn]++
+						b.sent(v.id, uint32(i), true)
+						break
+					}
+				}
+			}
+		}
+	}
+	for _, c := range conns {
+		if got[c] != 6 {
+			t.Errorf("connection %d got %d blocks", c, got[c])
+		}
+	}
+	b.empty()
+}
+
+// A node that tells of its namespaces again and again has them parsed again and
+// again.
+func TestNamespacesAreNotParsedForEver(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	for i := range 100_000 {
+		ns := testSpec(func(s *block.Spec) { s.Model = fmt.Sprint("m", i) })
+		b.m.Received(b.now, c, &Namespaces{Specs: [][]byte{ns.JSON()}})
+		if b.m.Stats().Violations > 0 {
+			break
+		}
+		if i > 2000 {
+			t.Fatal("no end of it")
+		}
+	}
+	b.empty()
+}
+
+func TestNodeWithoutNameIsRefused(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.probe(1, 1, 1)
+	b.take()
+	mine := b.connected("p:1")
+	c := b.connected("")
+	b.hear(c, &Hello{Version: Version, Boot: "1", Advertise: "x:1", Window: 2})
+	if b.m.sessions[mine].state != sessionDialed {
+		t.Error("a greeting without a name has ended another session")
+	}
+	if b.m.sessions[c].state != sessionClosing {
+		t.Error("it is welcome")
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+func TestExplainOnce(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleAssume)
+	b.submit(1, 1, 1, 2)
+	c := b.connected("p:1")
+	b.hear(c, &Welcome{Version: Version, Node: "p", Boot: "1", Advertise: "p:1"})
+	seeds := testSpec(func(s *block.Spec) { other := "other"; s.HashSeed = &other })
+	long := testSpec(func(s *block.Spec) { s.Model = "n"; s.Groups[0].BlockBytes = 8192 })
+	b.hear(c, &Namespaces{Specs: [][]byte{long.JSON(), seeds.JSON()}})
+	f := one(t, sends[*Fetch](b.take()))
+	for range 100 {
+		b.hear(c, &Failed{Nonce: f.Nonce, Round: f.Round, Code: CodeNamespace, Indexes: []uint32{0}})
+	}
+	n := of[Note](b.take())
+	if len(n) != 1 || !strings.Contains(n[0].Text, "hash_seed") {
+		t.Errorf("%d notes: %v", len(n), n)
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+// A peer that lives, and whose blocks do not come, is not asked for a while.
+func TestPeerThatAnswersNothingIsNotAsked(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.submit(1, 1, 1)
+	c := b.dial("p:1", "p")
+	for job := JobID(1); ; job++ {
+		if job > 1 {
+			b.submit(job, 1, 1)
+		}
+		f := sends[*Fetch](b.take())
+		if len(f) == 0 {
+			if job < 3 || job > 6 {
+				t.Errorf("it is asked %d times", job-1)
+			}
+			break
+		}
+		b.live(30 * time.Second)
+		b.m.Cancel(b.now, job)
+		b.hear(c, &AbortAck{Nonce: f[0].Nonce, Round: f[0].Round})
+		b.m.Detached(b.now, c, f[0].Nonce, f[0].Round, 0)
+		b.look()
+	}
+	b.live(time.Second)
+	b.submit(100, 1, 1) // it is tried again
+	f := one(t, sends[*Fetch](b.take()))
+	b.m.Arrived(b.now, c, f.Nonce, f.Round, 0, true, 1)
+	b.submit(101, 1, 1)
+	one(t, sends[*Fetch](b.take()))
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+// Garbage in payloads has an end as well.
+func TestPeerThatSendsGarbageIsLeft(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.submit(1, 1, upTo(64)...)
+	c := b.dial("p:1", "p")
+	f := one(t, sends[*Fetch](b.take()))
+	for i := range 64 {
+		b.m.Arrived(b.now, c, f.Nonce, f.Round, uint32(i), false, 1)
+		b.look()
+		if b.m.sessions[c].state == sessionClosing {
+			if i < 3 {
+				t.Errorf("left after %d", i+1)
+			}
+			break
+		}
+	}
+	if b.m.sessions[c].state != sessionClosing {
+		t.Error("64 blocks of garbage, and the session goes on")
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+// In a drain no hand-over can begin: who waits for one hears so.
+func TestDrainRefusesWhatIsParked(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.hear(c, b.fetchOf(1, 1, true, 1))
+	b.served(one(t, of[Serve](b.take())).ID, absent)
+	b.m.Drain(b.now)
+	if f := one(t, sends[*Failed](b.take())); f.Code != CodeDraining {
+		t.Errorf("code %v", f.Code)
+	}
+	b.hear(c, b.fetchOf(1, 2, true, 1))
+	if f := one(t, sends[*Failed](b.take())); f.Code != CodeDraining {
+		t.Errorf("code %v", f.Code)
+	}
+	b.empty()
+}
+
+// Fetches without a lookup ask the core as lookups do.
+func TestFetchesAreBoundedInTime(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 10})
+	c := b.accept("p")
+	ask := func(from, n int) (served int) {
+		for i := range n {
+			b.hear(c, b.fetchOf(uint64(from+i), 1, false, 1))
+			for _, e := range of[Serve](b.take()) {
+				served++
+				b.served(e.ID, absent)
+			}
+		}
+		b.take()
+		return served
+	}
+	if n := ask(1, 100); n != 10 {
+		t.Errorf("%d of 100 at once", n)
+	}
+	b.live(500 * time.Millisecond)
+	if n := ask(1000, 100); n != 5 {
+		t.Errorf("%d of 100 half a second later", n)
+	}
+	if b.m.Stats().Refused[CodeBusy] != 185 {
+		t.Errorf("%d refused", b.m.Stats().Refused[CodeBusy])
+	}
+	b.empty()
+}
+
+// Who says "duplicate" each time is not dialed as fast as it can say so.
+func TestDuplicateIsDialedAgainInAWhile(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.probe(1, 1, 1)
+	dials := 0
+	for range 300 {
+		for range of[Dial](b.take()) {
+			dials++
+			c := b.connected("p:1")
+			b.hear(c, &Bye{Code: CodeDuplicate})
+			b.lose(c)
+		}
+		b.pass(10 * time.Millisecond)
+	}
+	if dials < 2 || dials > 40 {
+		t.Errorf("%d dials in 3 s", dials)
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+// What was asked on a connection that gives way to another is asked there again.
+func TestRoundsMoveToTheOtherConnection(t *testing.T) {
+	b := newBox(t, Options{Node: "z"})
+	b.source(1, "p:1", RoleAssume)
+	b.submit(1, 1, 1, 2)
+	b.probe(2, 1, 3)
+	c := b.dial("p:1", "p")
+	f := one(t, sends[*Fetch](b.take()))
+	b.hear(c, &Bye{Code: CodeDuplicate})
+	b.lose(c)
+	d := b.accept("p")
+	b.hear(d, &Pong{})
+	_ = f
+	if s := b.m.Stats(); s.Rounds != 2 || s.Failures[CodeUnreachable] != 0 {
+		t.Fatalf("%+v", s)
+	}
+	b.m.Arrived(b.now, d, f.Nonce, f.Round, 0, true, 1)
+	b.m.Arrived(b.now, d, f.Nonce, f.Round, 1, true, 2)
+	if r := of[Report](b.take()); len(r) == 0 || !r[len(r)-1].Last {
+		t.Errorf("reports %v", r)
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
