@@ -47,6 +47,9 @@ func startNode(ctx context.Context, o replay.NodeOptions) (socket string, stop f
 		fs := c.Tiers[0].Settings.(*fsSettings)
 		fs.Root, fs.Capacity = o.FSRoot, config.Size(o.FSBytes)
 	}
+	if o.Peers {
+		c.Peers.Listen = "127.0.0.1:0"
+	}
 	tiers, err := openTiers(ctx, c, log)
 	if err != nil {
 		return "", nil, err

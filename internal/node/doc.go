@@ -9,7 +9,12 @@
 //   - summers compute checksums of blocks that were committed without one;
 //   - the reaper asks the locks of ended sessions until no process holds them;
 //   - the toucher tells tiers which blocks were used from the primary;
+//   - the peer-log, with peers, writes to the log what is to be told of them;
 //   - the populator, if asked for, touches the region once.
+//
+// With peers, their transport has goroutines of its own (internal/peer), which
+// call back into the node as lanes do, and which Close waits for before the
+// region is unmapped.
 //
 // Lanes have goroutines of their own (internal/transfer), which call back into
 // the node. Engines' calls run on the caller's goroutine.
@@ -21,14 +26,15 @@
 //
 // # Locks
 //
-// One mutex guards the core. Effects are performed while it is held, so that
+// One mutex guards the core, and the machine that speaks to peers. Effects are performed while it is held, so that
 // they happen in the order in which the core decided them; performing one is an
-// append to a bounded queue and never waits. Order: node.mu, then a lane's, then
-// a tier's index.
+// append to a bounded queue and never waits. Order: node.mu, then a lane's or
+// the transport's, then a tier's index.
 //
 // # Bounds
 //
 // Jobs: the core's credit per tier. Checksums: one per filling slot. Touches: a
 // channel of 256 batches; when it is full a batch is dropped, which makes a
-// tier's idea of recency less exact and nothing else. Namespaces: 4096.
+// tier's idea of recency less exact and nothing else. Notes about peers: 256, and so
+// many lines a while as somebody can read; others are counted. Namespaces: 4096.
 package node

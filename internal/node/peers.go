@@ -59,6 +59,7 @@ type peers struct {
 
 	notes  chan peer.Note
 	missed atomic.Int64 // notes that found it full
+	ending atomic.Bool  // what breaks now is of this node's own doing
 	last   atomic.Pointer[string]
 }
 
@@ -230,7 +231,7 @@ func (p *peers) refused(addr string, err error) {
 
 // note leaves it to the logger, which may wait for whoever reads the log.
 func (p *peers) note(x peer.Note) {
-	if x.Bad {
+	if x.Bad = x.Bad && !p.ending.Load(); x.Bad {
 		s := time.Now().UTC().Format(time.RFC3339) + " " + x.Peer + ": " + x.Text
 		p.last.Store(&s)
 	}
@@ -299,6 +300,7 @@ func (p *peers) drain(ctx context.Context) {
 	})
 	p.n.mu.Lock()
 	defer p.n.mu.Unlock()
+	p.ending.Store(true)
 	p.bridge.M.Close(peer.Time(p.n.now()))
 	p.n.perform()
 }

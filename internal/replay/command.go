@@ -55,6 +55,7 @@ type NodeOptions struct {
 	FSRoot       string // root of the filesystem tier; empty for none
 	FSBytes      int64  // its capacity; 0 for unbounded
 	Policy       string
+	Peers        bool // it speaks to other nodes, on loopback
 }
 
 // StartNode starts a node in this process and returns the socket on which it
@@ -85,6 +86,7 @@ type options struct {
 	primary       sizeFlag
 	fs            string
 	policy        []string
+	peers         int
 	dry           bool
 	sweep         []string
 	sweepBlocks   []int64
@@ -107,13 +109,14 @@ A node that serves on --socket, or on the default socket, is used. If none answe
 const examples = `  terrace replay --synthetic
   terrace replay --synthetic --engines 4 --primary 256MiB
   terrace replay conversation.jsonl.gz --requests 2000 --fs /data/terrace,unbounded
+  terrace replay --synthetic --peers 3 --primary 256MiB --fs none
   terrace replay conversation.jsonl.gz --speed 10 --socket /run/terrace/engine.sock
   terrace replay trace.jsonl --dry --sweep 1GiB,4GiB,16GiB --block-bytes 64KiB
   terrace replay trace.jsonl --dry --sweep-blocks 1708,8544 --policy lru --json`
 
 // Command is "terrace replay".
 func Command(deps Deps) *cobra.Command {
-	o := options{blockBytes: defaultBlockBytes, primary: defaultPrimary}
+	o := options{peers: 1, blockBytes: defaultBlockBytes, primary: defaultPrimary}
 	cmd := &cobra.Command{
 		Use:     "replay [FILE | --synthetic]",
 		Short:   "Replay a trace with real bytes, or ask what a capacity would give",
@@ -152,6 +155,7 @@ func Command(deps Deps) *cobra.Command {
 	f.Var(&o.primary, "primary", "primary of a node that replay starts, or of the dry run")
 	f.StringVar(&o.fs, "fs", "", `filesystem tier of a node that replay starts: a size, "unbounded", a directory to keep, "DIR,SIZE" or "none" (default: 10GiB in a temporary directory); in a dry run a size or "unbounded" (default: none)`)
 	f.StringSliceVar(&o.policy, "policy", []string{"lru"}, "replacement policy of the primary, one of "+strings.Join(policy.Names(), ", ")+"; a dry run takes several")
+	f.IntVar(&o.peers, "peers", 1, "nodes that replay starts; the trace is split over them, and a request is told which other node has most of its prompt")
 	f.BoolVar(&o.dry, "dry", false, "run the decisions alone, without bytes and without a node")
 	f.StringSliceVar(&o.sweep, "sweep", nil, "in a dry run: capacities of the primary, such as 1GiB,2GiB")
 	f.Int64SliceVar(&o.sweepBlocks, "sweep-blocks", nil, "in a dry run: capacities of the primary in blocks")
@@ -265,6 +269,13 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 	if o.engines < 1 || o.engines > enginesMax {
 		bad("--engines is %d, want 1 to %d", o.engines, enginesMax)
 	}
+	if o.peers < 1 || o.peers > peersMax {
+		bad("--peers is %d, want 1 to %d", o.peers, peersMax)
+	} else if !given("engines") {
+		r.engines = o.peers
+	} else if o.engines < o.peers {
+		bad("--engines is %d, less than --peers, which is %d: each node needs one", o.engines, o.peers)
+	}
 	if !(o.speed >= 0 && o.speed <= 1e9) { // also refuses NaN
 		bad("--speed is %v, want 0 (as fast as possible) to 1e9", o.speed)
 	}
@@ -295,7 +306,7 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 		if len(o.policy) != 1 {
 			bad("--policy names %d policies; only a dry run takes several", len(o.policy))
 		}
-		for _, name := range []string{"primary", "fs", "policy"} {
+		for _, name := range []string{"primary", "fs", "policy", "peers"} {
 			if !given(name) {
 				continue
 			}
@@ -335,7 +346,7 @@ func (r *replay) checkOwnNode() (errs []error) {
 
 func (r *replay) checkDry(given func(string) bool) (errs []error) {
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	for _, name := range []string{"socket", "engines", "speed", "wait-cascade"} {
+	for _, name := range []string{"socket", "engines", "speed", "wait-cascade", "peers"} {
 		if given(name) {
 			bad("--%s means nothing in a dry run", name)
 		}
@@ -571,17 +582,17 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 	if err != nil {
 		return err
 	}
-	first, socket, stop, err := r.node(ctx, ns)
-	if err != nil {
-		return err
-	}
-	engines := []engine{first}
+	var (
+		engines []engine
+		sockets []string
+		stops   []func() error
+	)
 	defer func() {
 		var errs []error
 		for _, e := range engines {
 			errs = append(errs, e.Close())
 		}
-		if stop != nil {
+		for _, stop := range stops {
 			errs = append(errs, stop())
 		}
 		// What the run itself says goes first.
@@ -589,15 +600,25 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 			err = cerr
 		}
 	}()
-	before, err := status(ctx, first)
+	for i := range r.peers {
+		e, socket, stop, err := r.node(ctx, ns, i)
+		if err != nil {
+			return err
+		}
+		engines, sockets = append(engines, e), append(sockets, socket)
+		if stop != nil {
+			stops = append(stops, stop)
+		}
+	}
+	before, addrs, err := statuses(ctx, engines[:r.peers])
 	if err != nil {
 		return err
 	}
 	if src == nil {
 		src = r.makeTrace(before.Primary.CapacityBytes / int64(r.blockBytes))
 	}
-	for i := 1; i < r.engines; i++ {
-		e, err := r.deps.dial(ctx, socket, ns, engineName(i))
+	for i := r.peers; i < r.engines; i++ {
+		e, err := r.deps.dial(ctx, sockets[i%r.peers], ns, engineName(i))
 		if err != nil {
 			return fmt.Errorf("engine %d: %w", i, err)
 		}
@@ -608,26 +629,30 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 		blockBytes: int(r.blockBytes), tokens: int64(tokens), total: int64(r.size.Requests), start: time.Now(),
 		fault: func(s string) { r.note("%s", s) },
 	}
+	if r.peers > 1 {
+		d.directory = &directory{addrs: addrs, had: map[block.Key]uint16{}}
+	}
 	stopProgress := r.progress(d.look)
 	tally, runErr := d.run(ctx)
 	elapsed := time.Since(d.start)
 	stopProgress()
 
 	res := r.result(src.Info(), ModeBytes)
-	res.Node, res.OwnNode, res.Engines, res.PrimaryBytes = socket, stop != nil, r.engines, before.Primary.CapacityBytes
+	res.Node, res.OwnNode, res.Engines, res.PrimaryBytes = sockets[0], len(stops) > 0, r.engines, before.Primary.CapacityBytes
+	res.Nodes = r.peers
 	res.Interrupted = ctx.Err() != nil
 	if res.OwnNode {
 		res.Policy = r.policy[0]
 	}
 	d.fill(res, tally, elapsed)
-	after, err := status(context.WithoutCancel(ctx), first)
+	after, _, err := statuses(context.WithoutCancel(ctx), engines[:r.peers])
 	if err == nil && after.BootID != before.BootID {
 		err = errors.New("the node was started anew in mid-run, and counts from 0")
 	}
 	if err == nil {
 		res.fillTiers(before, after)
-		res.Shared = after.Lookups.Calls-before.Lookups.Calls > d.totals.lookups.Load() ||
-			runErr == nil && after.Stores.Committed-before.Stores.Committed > res.StoredBlocks
+		res.Shared = r.peers == 1 && (after.Lookups.Calls-before.Lookups.Calls > d.totals.lookups.Load() ||
+			runErr == nil && after.Stores.Committed-before.Stores.Committed > res.StoredBlocks)
 	} else {
 		// The node is gone or mute; what engines saw is still worth telling,
 		// what only the node counts is not known.
@@ -659,9 +684,10 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 
 func engineName(i int) string { return fmt.Sprintf("replay-%d", i) }
 
-// node finds the node to use, or starts one. stop is nil for one that runs
-// already; else it ends the node and removes what it left.
-func (r *replay) node(ctx context.Context, ns *block.Namespace) (_ engine, socket string, stop func() error, err error) {
+// node finds the node to use, or starts one: that of an index, if there are
+// several. stop is nil for one that runs already; else it ends the node and
+// removes what it left.
+func (r *replay) node(ctx context.Context, ns *block.Namespace, index int) (_ engine, socket string, stop func() error, err error) {
 	if !r.ownNode {
 		socket = r.socket
 		if socket == "" {
@@ -690,12 +716,14 @@ func (r *replay) node(ctx context.Context, ns *block.Namespace) (_ engine, socke
 	undo := func(err error) (engine, string, func() error, error) {
 		return nil, "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	o := NodeOptions{Dir: dir, PrimaryBytes: int64(r.primary), FSBytes: r.fs.bytes, Policy: r.policy[0]}
+	o := NodeOptions{Dir: dir, PrimaryBytes: int64(r.primary), FSBytes: r.fs.bytes, Policy: r.policy[0], Peers: r.peers > 1}
 	where := "no tier below"
 	if !r.fs.none {
 		o.FSRoot = r.fs.dir
 		if o.FSRoot == "" {
 			o.FSRoot = filepath.Join(dir, "fs")
+		} else if r.peers > 1 {
+			o.FSRoot = filepath.Join(o.FSRoot, fmt.Sprintf("node-%d", index))
 		}
 		size := "unbounded"
 		if o.FSBytes > 0 {
@@ -717,7 +745,7 @@ func (r *replay) node(ctx context.Context, ns *block.Namespace) (_ engine, socke
 		}
 		return errors.Join(err, os.RemoveAll(dir))
 	}
-	e, err := r.deps.dial(ctx, socket, ns, engineName(0))
+	e, err := r.deps.dial(ctx, socket, ns, engineName(index))
 	if err != nil {
 		return nil, "", nil, errors.Join(fmt.Errorf("node at %s: %w", socket, err), stop())
 	}

@@ -497,7 +497,7 @@ func TestHelp(t *testing.T) {
 		if err := cmd.ParseFlags(args); err != nil {
 			t.Errorf("%s: %v", line, err)
 		}
-		if _, err := newReplay(cmd, h.deps, options{blockBytes: defaultBlockBytes, primary: defaultPrimary, policy: []string{"lru"}, synthetic: strings.Contains(line, "--synthetic"), engines: 1, dry: strings.Contains(line, "--dry")}, cmd.Flags().Args()); err != nil {
+		if _, err := newReplay(cmd, h.deps, options{blockBytes: defaultBlockBytes, primary: defaultPrimary, policy: []string{"lru"}, synthetic: strings.Contains(line, "--synthetic"), engines: 1, peers: 1, dry: strings.Contains(line, "--dry")}, cmd.Flags().Args()); err != nil {
 			t.Errorf("%s: %v", line, err)
 		}
 	}

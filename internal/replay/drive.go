@@ -29,7 +29,7 @@ const (
 // engine is what the driver needs of one engine's session; *client.Client, but
 // for tests.
 type engine interface {
-	NewRequest(ctx context.Context, id string) (request, error)
+	NewRequest(ctx context.Context, id string, p client.Params) (request, error)
 	// View gives the bytes of a leased block.
 	View(l client.Lease, fn func(b []byte) error) error
 	// Status is the node's account of itself, as JSON.
@@ -60,8 +60,8 @@ func dial(ctx context.Context, socket string, ns *block.Namespace, name string) 
 	return linked{c}, nil
 }
 
-func (l linked) NewRequest(ctx context.Context, id string) (request, error) {
-	r, err := l.Client.NewRequest(ctx, id, client.NoLimits())
+func (l linked) NewRequest(ctx context.Context, id string, p client.Params) (request, error) {
+	r, err := l.Client.NewRequest(ctx, id, p)
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +80,7 @@ type driver struct {
 	tokens      int64
 	fault       func(string) // told of what must not happen; any goroutine
 	total       int64        // requests, 0 if not known; for progress
+	directory   *directory   // nil: there is one node
 
 	mu struct {
 		sync.Mutex
@@ -165,7 +166,7 @@ func (d *driver) deal(req *Request) (int, error) {
 func (d *driver) work(soft, hard context.Context, i int, t *tally) error {
 	var (
 		req Request
-		w   = &worker{driver: d, engine: d.engines[i], tally: t}
+		w   = &worker{driver: d, engine: d.engines[i], index: i, tally: t}
 	)
 	for soft.Err() == nil {
 		n, err := d.deal(&req)
@@ -208,6 +209,7 @@ func (d *driver) await(ctx context.Context, due time.Duration) bool {
 type worker struct {
 	*driver
 	engine engine
+	index  int // of the engine
 	tally  *tally
 
 	keys   []block.Key
@@ -218,7 +220,7 @@ type worker struct {
 // request is the life of one prompt: lookup, load, store, finish.
 func (w *worker) request(ctx context.Context, id string, req *Request) error {
 	w.keys = appendKeys(w.keys[:0], &w.identity, req.Runs)
-	q, err := w.engine.NewRequest(ctx, id)
+	q, err := w.engine.NewRequest(ctx, id, w.directory.hint(w.index, id, w.keys))
 	if err != nil {
 		return fmt.Errorf("new request: %w", err)
 	}
@@ -246,6 +248,7 @@ func (w *worker) request(ctx context.Context, id string, req *Request) error {
 	if err := q.Finish(ctx); err != nil {
 		return fmt.Errorf("finish: %w", err)
 	}
+	w.directory.has(w.index, w.keys)
 	w.totals.requests.Add(1)
 	w.totals.references.Add(int64(req.Blocks))
 	return nil

@@ -130,13 +130,13 @@ func (f *fakeNode) enter(ctx context.Context, name string) (leave func(), err er
 	}, errors.Join(f.fail, ctx.Err())
 }
 
-func (e *fakeEngine) NewRequest(ctx context.Context, id string) (request, error) {
+func (e *fakeEngine) NewRequest(ctx context.Context, id string, p client.Params) (request, error) {
 	leave, err := e.enter(ctx, "new")
 	defer leave()
 	if err != nil {
 		return nil, err
 	}
-	return &fakeRequest{e, id}, e.core.NewRequest(e.now(), e.sid, id, core.NoLimits())
+	return &fakeRequest{e, id}, e.core.NewRequest(e.now(), e.sid, id, p)
 }
 
 type fakeRequest struct {

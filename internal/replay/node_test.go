@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/terrace-kv/terrace"
+	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/client"
 	"github.com/terrace-kv/terrace/internal/wire"
 	"github.com/terrace-kv/terrace/tier/fstier"
 )
@@ -24,6 +26,9 @@ func realDeps(t *testing.T) Deps {
 	return Deps{DefaultSocket: wire.DefaultSocket, StartNode: func(ctx context.Context, o NodeOptions) (string, func(context.Context) error, error) {
 		log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 		opt := terrace.Options{Socket: filepath.Join(o.Dir, "engine.sock"), PrimarySize: o.PrimaryBytes, Policy: o.Policy, Logger: log}
+		if o.Peers {
+			opt.Peers = &terrace.Peers{Listen: "127.0.0.1:0"}
+		}
 		if o.FSRoot != "" {
 			files, err := fstier.Open(ctx, fstier.Options{Root: o.FSRoot, Capacity: o.FSBytes, Logger: log})
 			if err != nil {
@@ -114,4 +119,61 @@ func TestNodeSynthetic(t *testing.T) {
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {
 		t.Errorf("left in the temporary directory: %v, %v", left, err)
 	}
+}
+
+// TestPeers: a trace over three nodes has about the hits that one node of the
+// same memory would have, because what a node lacks it loads from another.
+func TestPeers(t *testing.T) {
+	for _, below := range []string{"none", "unbounded"} {
+		h := &harness{deps: realDeps(t)}
+		args := []string{"--synthetic", "--conversations", "16", "--block-bytes", "4KiB", "--primary", "32MiB", "--fs", below}
+		one, _, err := h.json(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		three, _, err := h.json(t, append(args, "--peers", "3")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var peers *TierResult
+		for i := range three.Tiers {
+			if three.Tiers[i].Name == "peers" {
+				peers = &three.Tiers[i]
+			}
+		}
+		if three.Corrupt != 0 || three.Nodes != 3 || three.Engines != 3 || !three.OwnNode || three.Shared || peers == nil || peers.Hits == 0 || peers.WriteBytes != 0 {
+			t.Fatalf("%+v", three)
+		}
+		t.Logf("%s below: %d hits with one node, %d with three, %d of them from peers", below, one.PrefixHits, three.PrefixHits, peers.Hits)
+		if three.PrefixHits < one.PrefixHits*9/10 {
+			t.Errorf("%s below: %d hits with three nodes, %d with one", below, three.PrefixHits, one.PrefixHits)
+		}
+	}
+}
+
+func TestHint(t *testing.T) {
+	d := &directory{addrs: []string{"127.0.0.1:1", "127.0.0.1:2", "[::1]:3"}, had: map[block.Key]uint16{}}
+	ks := make([]block.Key, 10)
+	for i := range ks {
+		ks[i][0] = byte(i)
+	}
+	check := func(engine, port int) {
+		t.Helper()
+		if p := d.hint(engine, "r", ks); p.PeerPort != port || (p.Peer == client.PeerProbe) != (port > 0) {
+			t.Errorf("engine %d: %+v, want port %d", engine, p, port)
+		}
+	}
+	check(0, 0)
+	d.has(0, ks[:3])
+	check(0, 0)
+	check(1, 1)
+	d.has(5, ks[:6]) // the third node's second engine
+	check(0, 3)
+	check(1, 3)
+	check(2, 0)
+	d.has(1, ks[:6])
+	d.has(0, ks[5:])
+	check(0, 2)
+	d.has(0, ks[3:5])
+	check(0, 0)
 }

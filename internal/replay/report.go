@@ -19,8 +19,9 @@ type Result struct {
 	Mode          string  `json:"mode"` // bytes or dry
 	Seed          *uint64 `json:"seed,omitempty"`
 	Conversations int     `json:"conversations,omitempty"`
-	Node          string  `json:"node,omitempty"` // the socket that was used
-	OwnNode       bool    `json:"own_node"`       // replay started it
+	Node          string  `json:"node,omitempty"`  // the socket that was used
+	OwnNode       bool    `json:"own_node"`        // replay started it
+	Nodes         int     `json:"nodes,omitempty"` // that the trace was split over
 	Engines       int     `json:"engines"`
 	BlockBytes    int64   `json:"block_bytes"`
 	Policy        string  `json:"policy,omitempty"`
@@ -179,7 +180,10 @@ func (r *Result) describe() string {
 			humanBytes(r.PrimaryBytes), commas(r.PrimaryBytes/max(1, r.BlockBytes)), humanBytes(r.BlockBytes))
 	}
 	node := "the running node"
-	if r.OwnNode {
+	switch {
+	case r.Nodes > 1:
+		node = plural(int64(r.Nodes), "node") + " of its own"
+	case r.OwnNode:
 		node = "a node of its own"
 	}
 	return s + fmt.Sprintf("%s on %s, primary %s, blocks of %s", plural(int64(r.Engines), "engine"), node, humanBytes(r.PrimaryBytes), humanBytes(r.BlockBytes))

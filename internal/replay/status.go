@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/terrace-kv/terrace/internal/node"
@@ -21,6 +22,26 @@ func status(ctx context.Context, e engine) (*node.Status, error) {
 		return nil, fmt.Errorf("node status: %w", err)
 	}
 	return &s, nil
+}
+
+// statuses are the accounts of the nodes of engines, as one, and where each node
+// is for its peers.
+func statuses(ctx context.Context, engines []engine) (sum *node.Status, addrs []string, err error) {
+	var all []*node.Status
+	for _, e := range engines {
+		s, err := status(ctx, e)
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, s)
+		if s.Peers != nil {
+			addrs = append(addrs, s.Peers.Advertise)
+		}
+	}
+	if len(all) > 1 && len(addrs) < len(all) {
+		return nil, nil, errors.New("a node speaks to no others")
+	}
+	return together(all), addrs, nil
 }
 
 // fillTiers takes over what the node counted between two accounts. Whatever
