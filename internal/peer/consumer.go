@@ -35,7 +35,7 @@ type round struct {
 	s     *session // that it was sent on; nil: it was not, or is over
 	left  int      // items that are not reported
 	over  bool     // a lookup that is answered or given up
-	moved bool     // it was sent before, on a connection that gave way to another
+	moves int      // it was sent so often before, on connections that gave way to others
 	known bool     // why the peer has no such namespace was noted
 	out   []Result // to be reported by settle
 	noted bool     // is in m.noted
@@ -219,8 +219,10 @@ func (m *Machine) transmit(r *round, s *session) {
 	f := &Fetch{ID: src.ID, Nonce: src.nonce, Round: r.num, NS: src.NS, Await: src.Role == RoleAssume, WaitMS: wait}
 	for i := range r.items {
 		it := &r.items[i]
-		it.quiet = false
-		m.emit(Grant{Conn: s.conn, Nonce: src.nonce, Round: r.num, Index: uint32(i), Slot: it.Slot, Length: it.Length})
+		if !it.settled { // else it has come on another connection
+			it.quiet = false
+			m.emit(Grant{Conn: s.conn, Nonce: src.nonce, Round: r.num, Index: uint32(i), Slot: it.Slot, Length: it.Length})
+		}
 		f.Keys = append(f.Keys, it.Key)
 	}
 	m.send(s, f)
@@ -435,9 +437,11 @@ func (m *Machine) Detached(now Time, conn ConnID, nonce uint64, num, index uint3
 	m.settle()
 }
 
+// movesMax bounds how often a round is sent again.
+const movesMax = 4
+
 // roundLost ends a round whose session is gone: its slots are quiet. If another
-// session with that peer takes its place, a round of which nothing has come is
-// asked again there, once.
+// session with that peer takes its place, what is missing is asked for there.
 func (m *Machine) roundLost(r *round, again bool) {
 	s := r.s
 	r.s = nil
@@ -445,18 +449,17 @@ func (m *Machine) roundLost(r *round, again bool) {
 	for i := range r.items {
 		it := &r.items[i]
 		it.quiet, it.revoked = true, false
-		again = again && !it.settled
 		m.tellItem(r, i)
 	}
 	l := r.src.link
 	switch {
-	case !again || r.moved || r.over || m.draining || m.now < l.down:
+	case !again || r.moves >= movesMax || !m.open(r) || m.draining || m.now < l.down:
 		m.failRound(r, CodeUnreachable)
 	case m.session(l) != nil:
-		r.moved = true
+		r.moves++
 		m.transmit(r, m.session(l))
 	default:
-		r.moved = true
+		r.moves++
 		m.await(r)
 	}
 }

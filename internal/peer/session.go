@@ -16,6 +16,7 @@ type sessionState uint8
 const (
 	sessionDialed   sessionState = iota // Hello sent, its Welcome is due
 	sessionAccepted                     // connected, its Hello is due
+	sessionWelcomed                     // what the peer says next tells whether it has taken it
 	sessionUp
 	sessionClosing // nothing more is sent; Lost is due
 )
@@ -54,7 +55,8 @@ type session struct {
 	garbage int // consumer: payloads in a row with bytes that were wrong
 
 	heard   Time
-	unheard int // pings since then
+	unheard int  // pings since then
+	doubted Time // when the peer greeted again
 	pings   uint64
 	ping    timer
 	greet   timer
@@ -317,6 +319,11 @@ func (m *Machine) Received(now Time, conn ConnID, msg Message) {
 	case *Bye:
 		m.bye(s, x)
 	default:
+		if _, ok := msg.(*Namespaces); ok && s.state == sessionWelcomed {
+			if m.joined(s); s.state == sessionClosing {
+				break
+			}
+		}
 		if s.state != sessionUp {
 			m.violation(s, fmt.Sprintf("%T before the greeting", msg))
 			break
@@ -384,12 +391,13 @@ func (m *Machine) hello(s *session, h *Hello) {
 			}
 			m.closeSession(o, CodeDuplicate, "the peer's own connection stays")
 		case o.state != sessionUp || o.node != h.Node:
-		case m.stays(o, s):
-			// The peer learns whom it has reached.
+		case o.boot == h.Boot && m.lives(o):
+			// It may have work, so it stays: the peer knows this node by two addresses.
+			// The Welcome tells it so.
 			m.welcomeBack(s)
 			m.closeSession(s, CodeDuplicate, "there is a session with this node already")
 			return
-		default:
+		default: // the peer was started again, or has lost it
 			m.replace(o, s)
 		}
 	}
@@ -400,25 +408,6 @@ func (m *Machine) hello(s *session, h *Hello) {
 
 func (m *Machine) welcomeBack(s *session) {
 	m.send(s, &Welcome{Version: Version, Node: m.o.Node, Boot: m.o.Boot, Advertise: m.o.Advertise})
-}
-
-// stays says which of two sessions with a node stays, one that is up and one that
-// is being greeted. Both sides come to the same.
-//
-// The older one has work, so it stays if it lives: the peer knows this node by
-// two addresses. If each has dialed, and at about the same time, the one that the
-// smaller node id has dialed stays, since each side may have greeted another one
-// first.
-func (m *Machine) stays(up, s *session) bool {
-	switch {
-	case up.boot != s.boot: // the peer was started again
-		return false
-	case m.now-up.heard > 2*Time(m.o.PingEvery): // the peer may have lost it
-		return false
-	case up.dialed != s.dialed && m.now-up.since < Time(m.o.ConnectTimeout):
-		return up.dialed == (m.o.Node < up.node)
-	}
-	return true
 }
 
 // replace ends a session in favour of another.
@@ -451,16 +440,47 @@ func (m *Machine) welcome(s *session, w *Welcome) {
 	if l != nil {
 		l.node = w.Node
 	}
+	// Whoever was dialed decides which of two sessions stays. What it says next
+	// tells: a Bye, or what is said first on a session that is up.
+	s.state = sessionWelcomed
+	if o := m.upWith(s); o != nil && o.boot == s.boot && l != nil && l.s == s {
+		m.bind(l, o)
+		m.flush(l)
+	}
+}
+
+// lives says that a session's peer has it too, as far as one can see at once. It
+// is asked when that peer greets again: if it does not answer now, its next
+// greeting is welcome.
+func (m *Machine) lives(s *session) bool {
+	doubted := s.doubted > 0 && s.heard <= s.doubted
+	if m.now-s.heard > 2*Time(m.o.PingEvery) || doubted && m.now-s.doubted >= Time(m.o.PingEvery)/4 {
+		return false
+	}
+	if !doubted {
+		s.doubted = m.now
+		s.pings++
+		m.send(s, &Ping{N: s.pings})
+	}
+	return true
+}
+
+// upWith is the session that is up with the node that another one leads to.
+func (m *Machine) upWith(s *session) *session {
 	for _, o := range m.sorted() {
-		if o == s || o.state != sessionUp || o.node != w.Node {
-			continue
+		if o != s && o.state == sessionUp && o.node == s.node {
+			return o
 		}
-		if m.stays(o, s) {
-			m.closeSession(s, CodeDuplicate, "there is a session with this node already")
-			if l != nil && l.s == s {
-				m.bind(l, o)
-				m.flush(l)
-			}
+	}
+	return nil
+}
+
+// joined begins a session that this node has dialed and the other one has taken.
+func (m *Machine) joined(s *session) {
+	if o := m.upWith(s); o != nil {
+		// Each may have taken the other's: then that of the smaller node id stays.
+		if o.boot == s.boot && !o.dialed && m.now-o.since < Time(m.o.ConnectTimeout) && o.node < m.o.Node {
+			m.closeSession(s, CodeDuplicate, "the peer's own connection stays")
 			return
 		}
 		m.replace(o, s)
