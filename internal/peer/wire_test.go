@@ -407,7 +407,7 @@ func TestWireRoundTrip(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	for typ := 1; typ < typeEnd; typ++ {
-		for range 10 {
+		for range 4 {
 			m := randomMessage(typ, r)
 			b := appendFrame([]byte("before"), m)[6:]
 			if int(be.Uint32(b)) != len(b)-4 || len(b) > 4+ControlMax {
