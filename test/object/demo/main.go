@@ -163,7 +163,7 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 			return err
 		case <-time.After(stopTimeout):
 			_ = cmd.Process.Kill()
-			<-done
+			_ = <-done // it was killed
 			return fmt.Errorf("the node did not end within %v and was killed\n%s", stopTimeout, tail(log))
 		}
 	}
