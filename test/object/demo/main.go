@@ -151,19 +151,23 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
+	var ended error // once done is closed
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ended = cmd.Wait()
+	}()
 	end = func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 		select {
-		case err := <-done:
-			if err != nil {
-				err = fmt.Errorf("the node: %w\n%s", err, tail(log))
+		case <-done:
+			if ended != nil {
+				return fmt.Errorf("the node: %w\n%s", ended, tail(log))
 			}
-			return err
+			return nil
 		case <-time.After(stopTimeout):
 			_ = cmd.Process.Kill()
-			_ = <-done // it was killed
+			<-done
 			return fmt.Errorf("the node did not end within %v and was killed\n%s", stopTimeout, tail(log))
 		}
 	}
@@ -178,8 +182,8 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 		}
 		select {
 		case <-tick.C:
-		case err := <-done:
-			return nil, fmt.Errorf("the node ended: %w\n%s", err, tail(log))
+		case <-done:
+			return nil, fmt.Errorf("the node ended: %v\n%s", ended, tail(log))
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), end())
 		}
