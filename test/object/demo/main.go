@@ -183,7 +183,7 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 		select {
 		case <-tick.C:
 		case <-done:
-			return nil, fmt.Errorf("the node ended: %v\n%s", ended, tail(log))
+			return nil, fmt.Errorf("the node ended: %s\n%s", cmd.ProcessState, tail(log))
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), end())
 		}
