@@ -243,10 +243,15 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 			break
 		}
 		if !errors.Is(err, unix.EEXIST) || tries == 2 {
-			// A call that fails may have been done all the same. Nothing else
-			// of this node's can have this name now.
+			// A call that fails may have been done all the same. But what has
+			// the name may also be the copy of a write that was faster.
 			if f.tmp == "" && !errors.Is(err, unix.EEXIST) {
-				t.removeStray(n.file(it.Key), r, size)
+				switch at, lerr := t.fs.Lstat(n.file(it.Key)); {
+				case lerr == nil && at.Ino == st.Ino:
+					t.removeStray(n.file(it.Key), r, size)
+				case lerr != nil && !gone(lerr):
+					r.settle(size) // perhaps it is there; counted until the next start
+				}
 			}
 			return err
 		}
