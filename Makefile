@@ -29,6 +29,7 @@ bench:
 soak:
 	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v ./test/e2e -run '^TestSoak$$' -soak.for $(SOAK_FOR)
 	TERRACE_SOAK=1 go test -count=1 -timeout 60m -v -skip '^TestSoak$$' ./test/e2e ./test/sweep
+	TERRACE_SOAK=1 go test -C test/object -count=1 -timeout 60m -v .
 	go test -count=1 -timeout 30m ./internal/core -run TestModel -core.long 10m
 
 object-demo:

@@ -64,8 +64,7 @@ type bench struct {
 	bufs [workers][]byte // with the blocks' bytes, whatever was read into them
 	head [workers][]byte
 
-	bare    *http.Transport
-	methods map[string][]*http.Request // signed, by index
+	bare *http.Transport
 }
 
 func open(b *testing.B, at server, size int) *bench {

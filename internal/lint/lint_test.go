@@ -83,7 +83,7 @@ var unsafeIn = map[string]string{
 // helper, or sync.WaitGroup.Go, or errgroup.
 var goIn = map[string]string{
 	"internal/transfer.start":  "counts under the lane's own lock, which Close reads",
-	"tier/fstier.Open":         "the scan; Close waits for scanOver",
+	"tier/fstier.Open":         "the keeper, which scans and watches the root; Close waits for over",
 	"cmd/terrace.start":        "waits for a tier; its Close waits for over, with a bound",
 	"cmd/terrace.selfTest":     "a tier's call that hangs must not hold up the start; it ends with that call",
 	"cmd/terrace.watchSignals": "must outlive a drain that hangs, and ends with the process",

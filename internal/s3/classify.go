@@ -72,7 +72,7 @@ func kindOf(status int, code string) Kind {
 		return k
 	}
 	switch {
-	case status >= 300 && status < 400:
+	case status >= 300 && status < 400 && status != http.StatusNotModified:
 		return KindRegion
 	case status == http.StatusUnauthorized:
 		return KindCredentials

@@ -200,6 +200,7 @@ func TestFoldersGo(t *testing.T) {
 	} {
 		engine.store("before it is "+x.name, p)
 		n.rootGoes(engine, x.name, p, x.hits, x.goes, x.comes)
+		n.exact()
 	}
 	engine.goodbye()
 	n.idle()
@@ -276,7 +277,6 @@ func (n *node) rootGoes(e *engine, name string, p Prompt, hits int, goes, comes 
 		t.Errorf("%s, and there again: %d hits, want %d: %v", name, got.Hits, hits, got.Verdicts)
 	}
 	e.store(name+" again", p)
-	n.exact()
 }
 
 // TestRootUnmounted: the file system of the root is unmounted under load, and

@@ -227,8 +227,9 @@ func TestNoLeaks(t *testing.T) {
 	set.Toggle(false)
 	ns := namespace(t, 8<<10)
 	var classes [8]atomic.Int64
-	run := func(ops int) {
+	run := func(ops int, faults bool) {
 		tr := s.tier(nil)
+		set.Toggle(faults)
 		var wg sync.WaitGroup
 		var left atomic.Int64
 		left.Store(int64(ops))
@@ -260,13 +261,14 @@ func TestNoLeaks(t *testing.T) {
 			})
 		}
 		wg.Wait()
+		set.Toggle(false)
 		ctx, cancel := context.WithTimeout(context.Background(), waitMax)
 		defer cancel()
 		if err := tr.Close(ctx); err != nil {
 			t.Error(err)
 		}
 	}
-	run(200) // fills pools and tables of this process
+	run(200, false) // fills pools and tables of this process
 	var before resources
 	settled := func() resources {
 		var r resources
@@ -281,11 +283,9 @@ func TestNoLeaks(t *testing.T) {
 		return r
 	}
 	before = settled()
-	set.Toggle(true)
 	begin := time.Now()
-	run(total)
+	run(total, true)
 	took := time.Since(begin)
-	set.Toggle(false)
 	after := settled()
 	t.Logf("%d calls in %v with %d faults; before %+v, after %+v; outcomes by class %v", total, took.Round(time.Millisecond), set.Injected(), before, after, counts(classes[:]))
 	if after.heap > before.heap+16<<20 {

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -285,6 +286,21 @@ func (s *store) list() map[string]int64 {
 		out[o.Key] = o.Size
 	}
 	return out
+}
+
+// read is an object's bytes, as another client gets them.
+func (s *store) read(key string) []byte {
+	s.t.Helper()
+	o, err := s.minio.GetObject(s.t.Context(), bucket, key, minio.GetObjectOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer o.Close()
+	b, err := io.ReadAll(o)
+	if err != nil {
+		s.t.Fatalf("%s: %v", key, err)
+	}
+	return b
 }
 
 // spec of a namespace whose blocks have n bytes.

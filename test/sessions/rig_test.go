@@ -184,8 +184,12 @@ func (r *rig) expired() error {
 	return until("the reservation expires", func() bool { return r.n.Status().Stores.Expired >= 2 })
 }
 
-// waitExpired waits until the last of so many slots of the victim is given up.
+// waitExpired waits until the last of so many slots of the victim is given up,
+// and of the other engine's.
 func (r *rig) waitExpired(n int) {
+	if r.grant.Gen != 0 {
+		n++
+	}
 	r.check(until("the reservations expire", func() bool { return r.n.Status().Stores.Expired >= int64(n) }))
 }
 

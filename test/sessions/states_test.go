@@ -150,7 +150,7 @@ type options struct {
 }
 
 // soon is a bound that cells wait for. It is longer than any way to a state.
-const soon = 400 * time.Millisecond
+const soon = 900 * time.Millisecond
 
 func expireSoon(o *options) { o.reservation = soon }
 

@@ -57,6 +57,11 @@ func TestTableIsComplete(t *testing.T) {
 //
 //	go test ./test/sessions -run 'TestEveryActionInEveryState/reserved/dies$'
 func TestEveryActionInEveryState(t *testing.T) {
+	// What the process opens once and keeps: for polling, and for children.
+	for _, action := range []string{"dies", "killed"} {
+		a := &actions[actionIndex(action)]
+		t.Run("first/"+a.name, func(t *testing.T) { walk(t, &states[0], a, table[states[0].name][a.name]) })
+	}
 	descriptors := openDescriptors(t)
 	// More than cores at once: most of a cell is waiting.
 	var wg sync.WaitGroup
@@ -73,17 +78,22 @@ func TestEveryActionInEveryState(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if err := until("descriptors are closed", func() bool { return openDescriptors(t) <= descriptors }); err != nil {
-		t.Errorf("%v: %d are open, were %d", err, openDescriptors(t), descriptors)
+	if err := until("descriptors are closed", func() bool { return len(openDescriptors(t)) <= len(descriptors) }); err != nil {
+		t.Errorf("%v: %v are open, were %v", err, openDescriptors(t), descriptors)
 	}
 }
 
-func openDescriptors(t *testing.T) int {
+// openDescriptors tells where each leads.
+func openDescriptors(t *testing.T) (out []string) {
 	d, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(d)
+	for _, e := range d {
+		to, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		out = append(out, e.Name()+" "+to)
+	}
+	return out
 }
 
 // walk is one cell.

@@ -23,7 +23,7 @@ import (
 )
 
 // patience is for what should happen at once.
-const patience = 20 * time.Second
+const patience = 45 * time.Second
 
 const (
 	small = 4096    // bytes of a block

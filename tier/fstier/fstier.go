@@ -196,9 +196,16 @@ func (t *Tier) takeLock() error {
 			return t.openErr("open lock file of", err)
 		}
 		err = f.Lock()
-		buf := make([]byte, 256)
-		n, _ := vfs.ReadFull(f, [][]byte{buf}, 0)
-		holder := strings.Join(strings.Fields(string(buf[:n])), " ")
+		holder := ""
+		if err != nil || t.o.Shared {
+			buf := make([]byte, 256)
+			n, rerr := vfs.ReadFull(f, [][]byte{buf}, 0)
+			if err == nil && rerr != nil {
+				_ = f.Close()
+				return t.openErr("read "+t.place.lock+" in", rerr)
+			}
+			holder = strings.Join(strings.Fields(string(buf[:n])), " ")
+		}
 		if err != nil {
 			_ = f.Close()
 			if errors.Is(err, unix.EAGAIN) && t.o.Shared {

@@ -82,3 +82,39 @@ func TestStraysAreBounded(t *testing.T) {
 		t.Error("a block's name is remembered as a stray")
 	}
 }
+
+// TestFailedLinkSparesTheFasterWrite: of two writes of one block the second
+// fails to give its file the name. The first one's copy stays.
+func TestFailedLinkSparesTheFasterWrite(t *testing.T) {
+	root := t.TempDir()
+	ns := tiertest.Namespace(t, "twice")
+	items, again := blocks(t, ns, 0, 1, 0), blocks(t, ns, 0, 1, 0)
+	var tr *Tier
+	var step atomic.Int32
+	tr = openClosing(t, opts(t, root, func(c vfs.Call) vfs.Fault {
+		switch {
+		case c.Op == vfs.OpWrite && strings.Contains(c.Name, "/") && !strings.HasPrefix(c.Name, nameTmp) && step.CompareAndSwap(1, 2):
+			over := make(chan struct{})
+			go func() {
+				defer close(over)
+				tr.Write(t.Context(), ns, again)
+			}()
+			<-over
+			step.Store(3)
+		case c.Op == vfs.OpLink && step.Load() == 3:
+			return vfs.Fault{Err: unix.EIO}
+		}
+		return vfs.Fault{}
+	}))
+	if !tr.tmpfile {
+		t.Skip("nameless files do not work here")
+	}
+	write(t, tr, ns, blocks(t, ns, 1, 1, 0)) // so that the namespace is stored
+	step.Store(1)
+	tr.Write(t.Context(), ns, items)
+	if step.Load() != 3 || again[0].Err != nil || items[0].Err == nil {
+		t.Fatalf("step %d; the first write ends with %v, the second with %v", step.Load(), again[0].Err, items[0].Err)
+	}
+	readable(t, tr, ns, again)
+	wantExact(t, tr)
+}

@@ -243,10 +243,21 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 			break
 		}
 		if !errors.Is(err, unix.EEXIST) || tries == 2 {
-			// A call that fails may have been done all the same. Nothing else
-			// of this node's can have this name now.
+			// A call that fails may have been done all the same. But what has
+			// the name may also be the copy of a write that was faster.
 			if f.tmp == "" && !errors.Is(err, unix.EEXIST) {
-				t.removeStray(n.file(it.Key), r, size)
+				at, lerr := t.fs.Lstat(n.file(it.Key))
+				ours := lerr == nil && at.Ino == st.Ino
+				if lerr != nil && !gone(lerr) {
+					now, serr := f.Stat()
+					ours = serr == nil && now.Links > 0
+					if serr != nil {
+						r.settle(size) // perhaps it is there: counted until the next start
+					}
+				}
+				if ours {
+					t.removeStray(n.file(it.Key), r, size)
+				}
 			}
 			return err
 		}
@@ -297,8 +308,10 @@ func (t *Tier) removeStray(name string, r *reservation, size int64) {
 		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		r.settleLocked(size)
-		t.keepStrayLocked(name, size)
+		if r.bytes > 0 {
+			r.settleLocked(size)
+			t.keepStrayLocked(name, size)
+		}
 	}
 }
 

@@ -73,10 +73,15 @@ func (t *Tier) aside(ctx context.Context, ns *block.Namespace, key block.Key, wh
 		}
 		return nil
 	}
-	t.setAside.Add(1)
+	if t.setAside.Add(1) > quarantineMax {
+		kept = "" // enough to look at; who keeps the capacity sweeps what earlier runs left
+	}
 	t.log.Error("a copy in the store is not what was stored, and is set aside", "block", key, "object", object, "kept", kept, "why", why)
 	err = t.request(ctx, forProbes, op, key, func() error {
-		cerr := t.client.Copy(ctx, object, kept)
+		var cerr error
+		if kept != "" {
+			cerr = t.client.Copy(ctx, object, kept)
+		}
 		if err := t.client.Delete(ctx, object); err != nil {
 			return err
 		}

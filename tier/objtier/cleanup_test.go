@@ -52,7 +52,6 @@ type scripted struct {
 	t        *script
 	op       *objtier.Op
 	attempts int
-	err      error
 }
 
 func (s *script) Post(_ context.Context, op *objtier.Op) (objtier.Handle, error) {

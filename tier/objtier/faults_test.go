@@ -275,3 +275,18 @@ func on(method string, f s3test.Fault) func(*http.Request) *s3test.Fault {
 		return nil
 	}
 }
+
+// A store that is busy for a moment does not keep the tier from opening.
+func TestOpenInABusyStore(t *testing.T) {
+	server := s3test.New().MakeBucket("b")
+	var n atomic.Int64
+	server.Fault = func(*http.Request) *s3test.Fault {
+		if n.Add(1)%3 != 0 {
+			return &s3test.Fault{Status: 503, Code: "SlowDown"}
+		}
+		return nil
+	}
+	if tr := openTest(t, options(server, "")); tr.checksum == "" || !tr.exclusive {
+		t.Errorf("checksum %q, conditional writes %v", tr.checksum, tr.exclusive)
+	}
+}

@@ -79,13 +79,13 @@ func (t *Tier) fits(op string, ns *block.Namespace, it *tier.Item) error {
 // Read is in tier.Tier.
 func (t *Tier) Read(ctx context.Context, ns *block.Namespace, items []tier.Item) {
 	leave, err := t.enter()
+	if err == nil {
+		defer leave()
+	}
 	for i := range items {
 		if items[i].Err = err; err == nil {
 			items[i].Err = t.read(ctx, ns, &items[i])
 		}
-	}
-	if err == nil {
-		leave()
 	}
 }
 
@@ -121,7 +121,8 @@ func (t *Tier) read(ctx context.Context, ns *block.Namespace, it *tier.Item) err
 	}
 	clear(it.Buf[len(it.Buf):min(cap(it.Buf), padded(len(it.Buf)))])
 	it.Sum = h.Sum
-	t.presence.put(fp, it.Key, int64(headSize+len(it.Buf)))
+	t.presence.seen(fp, it.Key, int64(headSize+len(it.Buf)), since)
+	t.presence.touch(fp, []block.Key{it.Key})
 	return nil
 }
 

@@ -48,7 +48,11 @@ func (t *Tier) namespace(fp block.Fingerprint) *namespace {
 func (t *Tier) loadNamespaces(ctx context.Context) error {
 	var found []*namespace
 	for o := (s3.ListOptions{Prefix: t.layout.prefix, Delimiter: "/"}); ; {
-		page, err := t.client.List(ctx, o)
+		var page s3.Page
+		err := again(ctx, func() (err error) {
+			page, err = t.client.List(ctx, o)
+			return err
+		})
 		if err != nil {
 			return t.openErr("list", err)
 		}
@@ -75,7 +79,7 @@ func (t *Tier) loadNamespaces(ctx context.Context) error {
 	for range min(loadParallel, len(found)) {
 		wg.Go(func() {
 			for i := range next {
-				errs[i] = errors.Join(t.readSpec(ctx, found[i]), t.readName(ctx, found[i]))
+				errs[i] = errors.Join(again(ctx, func() error { return t.readSpec(ctx, found[i]) }), again(ctx, func() error { return t.readName(ctx, found[i]) }))
 			}
 		})
 	}

@@ -6,23 +6,42 @@ import (
 	"fmt"
 	"hash/crc32"
 	"strings"
+	"time"
 
 	"github.com/minio/crc64nvme"
 
 	"github.com/terrace-kv/terrace/internal/s3"
 )
 
+// again makes a request of the opening until it is no longer the store that is
+// busy, a few times: that is no reason not to start.
+func again(ctx context.Context, do func() error) error {
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		err := do()
+		if kind := kindOf(err); kind != s3.KindThrottled && kind != s3.KindServer || wait > time.Second || !pause(ctx, wait) {
+			return err
+		}
+	}
+}
+
 // probe proves that the bucket can be listed, written, read back and removed
 // from below the prefix, and finds out what the store verifies.
 func (t *Tier) probe(ctx context.Context) error {
-	if _, err := t.client.List(ctx, s3.ListOptions{Prefix: t.layout.prefix, Max: 1}); err != nil {
+	try := func(do func() error) error { return again(ctx, do) }
+	err := try(func() error {
+		_, err := t.client.List(ctx, s3.ListOptions{Prefix: t.layout.prefix, Max: 1})
+		return err
+	})
+	if err != nil {
 		return t.openErr("list", err)
 	}
 	key := t.layout.at(dirProbe, t.writerID())
 	content := []byte("Terrace was here: this object may be removed.\n" + t.writerID() + "\n")
 	put := func(o s3.PutOptions) error {
-		_, err := t.client.Put(ctx, key, s3.NewBody(content), o)
-		return err
+		return try(func() error {
+			_, err := t.client.Put(ctx, key, s3.NewBody(content), o)
+			return err
+		})
 	}
 	defer func() { _ = t.client.Delete(context.WithoutCancel(ctx), key) }()
 
@@ -56,7 +75,11 @@ func (t *Tier) probe(ctx context.Context) error {
 	if err := put(s3.PutOptions{Checksum: right}); err != nil {
 		return t.openErr("write to", err)
 	}
-	back, _, err := t.client.GetSmall(ctx, key, len(content)+1)
+	var back []byte
+	err = try(func() (err error) {
+		back, _, err = t.client.GetSmall(ctx, key, len(content)+1)
+		return err
+	})
 	if err != nil {
 		return t.openErr("read back from", err)
 	}
@@ -66,10 +89,14 @@ func (t *Tier) probe(ctx context.Context) error {
 	if t.o.Conditional == ConditionalAuto {
 		t.exclusive = kindOf(put(s3.PutOptions{Checksum: right, IfNoneMatch: true})) == s3.KindPrecondition
 	}
-	if err := t.client.Delete(ctx, key); err != nil {
+	if err := try(func() error { return t.client.Delete(ctx, key) }); err != nil {
 		return t.openErr("remove from", err)
 	}
-	if _, err := t.client.Head(ctx, key); kindOf(err) != s3.KindNotFound {
+	err = try(func() error {
+		_, err := t.client.Head(ctx, key)
+		return err
+	})
+	if kindOf(err) != s3.KindNotFound {
 		if err == nil {
 			err = fmt.Errorf("%s is still there after it was removed", key)
 		}

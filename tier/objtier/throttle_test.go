@@ -136,7 +136,9 @@ func TestRetryBudget(t *testing.T) {
 		_ = th.enter(t.Context(), forLoads)
 		th.leave(false, false)
 	}
-	if !fail() || !fail() || fail() {
-		t.Error("eight successes are worth two repetitions")
+	for i, want := range []bool{true, true, false} {
+		if fail() != want {
+			t.Errorf("eight successes are worth two repetitions: failure %d", i)
+		}
 	}
 }

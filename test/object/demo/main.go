@@ -151,16 +151,20 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
+	var ended error // once done is closed
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ended = cmd.Wait()
+	}()
 	end = func() error {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 		select {
-		case err := <-done:
-			if err != nil {
-				err = fmt.Errorf("the node: %w\n%s", err, tail(log))
+		case <-done:
+			if ended != nil {
+				return fmt.Errorf("the node: %w\n%s", ended, tail(log))
 			}
-			return err
+			return nil
 		case <-time.After(stopTimeout):
 			_ = cmd.Process.Kill()
 			<-done
@@ -178,8 +182,8 @@ func serve(ctx context.Context, node, config, log, admin string, s *s3server.Ser
 		}
 		select {
 		case <-tick.C:
-		case err := <-done:
-			return nil, fmt.Errorf("the node ended: %w\n%s", err, tail(log))
+		case <-done:
+			return nil, fmt.Errorf("the node ended: %s\n%s", cmd.ProcessState, tail(log))
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), end())
 		}
