@@ -155,8 +155,11 @@ func (m *Machine) begin(r *round) {
 	} else {
 		src.last++
 		r.num = src.last
-		if r.items == nil {
-			src.answered = 0 // an older answer is void for what follows
+		if r.items == nil && src.answered != 0 { // an older answer is void for what follows
+			if s := m.session(l); s != nil { // l is not nil, for it was answered
+				m.giveUp(s, roundKey{src.nonce, src.answered})
+			}
+			src.answered = 0
 		}
 	}
 	switch {
@@ -241,8 +244,7 @@ func (m *Machine) Cancel(now Time, job JobID) {
 func (m *Machine) cancel(r *round) {
 	s := r.s
 	if s != nil && s.state == sessionUp && m.open(r) {
-		m.send(s, &Abort{Nonce: r.src.nonce, Round: r.num})
-		m.awaitAck(s, r.key())
+		m.giveUp(s, r.key())
 		if l := r.src.link; m.now >= r.until && (r.items == nil || r.src.Role == RoleProbe) { // what is assumed may have taken long to compute
 			if l.late++; l.late >= lateMax {
 				m.pause(l, fmt.Sprintf("no answer to %d rounds in time", l.late))
@@ -273,9 +275,10 @@ func (m *Machine) open(r *round) bool {
 	return false
 }
 
-// awaitAck bounds the wait for the answer to an Abort. Who answers pings and no
-// aborts is of no use.
-func (m *Machine) awaitAck(s *session, k roundKey) {
+// giveUp aborts a round, and bounds the wait for the answer. Who answers pings and
+// no aborts is of no use.
+func (m *Machine) giveUp(s *session, k roundKey) {
+	m.send(s, &Abort{Nonce: k.nonce, Round: k.round})
 	if s.aborts[k] != nil {
 		return
 	}
@@ -511,8 +514,7 @@ func (m *Machine) answer(s *session, a *Answer) {
 		r.src.answered = r.num
 	} else if any {
 		// Nobody will fetch it: a newer round has taken its place.
-		m.send(s, &Abort{Nonce: a.Nonce, Round: a.Round})
-		m.awaitAck(s, r.key())
+		m.giveUp(s, r.key())
 	}
 	m.emit(ReportProbe{Job: r.job, Found: found})
 	m.endRound(r)

@@ -192,13 +192,20 @@ func (m *Machine) lookup(s *session, l *Lookup) {
 		v.until = m.now + Time(min(time.Duration(l.WaitMS)*time.Millisecond, m.o.LookupTimeout))
 		if m.ask(v); v.asking != nil {
 			m.stats.Lookups++
+			m.timers.arm(&v.timer, v.until+Time(pollEvery)) // the core answers before
 			return
 		}
-		m.endServe(v)
-		code = CodeQuota // nothing fits into it
+		m.refuseLookup(v, CodeQuota) // nothing fits into it
+		return
 	}
 	m.stats.Refused[code]++
 	m.send(s, &Answer{Nonce: l.Nonce, Round: l.Round, Code: code})
+}
+
+func (m *Machine) refuseLookup(v *serve, code Code) {
+	m.stats.Refused[code]++
+	m.send(v.s, &Answer{Nonce: v.key.nonce, Round: v.key.round, Code: code})
+	m.endServe(v)
 }
 
 func (m *Machine) fetch(s *session, f *Fetch) {
@@ -605,6 +612,8 @@ func (m *Machine) serveDue(v *serve) {
 	case v.state == serveAnswered:
 		m.stats.HitsExpired++
 		m.endServe(v)
+	case v.state == serveLooking:
+		m.refuseLookup(v, CodeTimeout)
 	case v.park && m.now < v.until:
 		m.failOpen(v, CodeEnded)
 	default:
@@ -706,6 +715,7 @@ func (m *Machine) abort(s *session, a *Abort) {
 
 func (m *Machine) finished(s *session, f *Finished) {
 	for _, v := range slices.Clone(s.attempts[f.Nonce]) {
+		v.why = CodeOK // nobody is left to be told
 		m.endServe(v)
 	}
 	if p := m.supplies[supplyKey{f.NS, f.ID}]; p != nil && f.Complete && slices.Contains(p.takers, f.Nonce) && s.shown[f.NS] {
