@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -215,7 +216,7 @@ func (c *Client) Delete(ctx context.Context, key string) error {
 		return r.error(c, err)
 	}
 	err := c.do(ctx, r, func(*http.Response) error { return nil })
-	if e, ok := err.(*Error); ok && e.Kind == KindNotFound {
+	if e := (*Error)(nil); errors.As(err, &e) && e.Kind == KindNotFound {
 		return nil
 	}
 	return err

@@ -109,7 +109,7 @@ func (c *Client) send(outer context.Context, r *request, v credentials.Value, ta
 	ctx, cancel := context.WithCancel(outer)
 	defer cancel()
 	resp, err := c.rt.RoundTrip(c.build(ctx, r, v))
-	c.count(r.method, r.op)
+	c.count(r.op)
 	if err != nil {
 		return c.counted(c.failure(outer, r, err))
 	}
@@ -195,17 +195,17 @@ func (c *Client) counted(e *Error) *Error {
 	return e
 }
 
-func (c *Client) count(method, op string) {
-	switch {
-	case op == "LIST":
+func (c *Client) count(op string) {
+	switch op {
+	case "LIST":
 		c.lists.Add(1)
-	case op == "PUT":
+	case "PUT":
 		c.puts.Add(1)
-	case op == "GET":
+	case "GET":
 		c.gets.Add(1)
-	case op == "HEAD":
+	case "HEAD":
 		c.heads.Add(1)
-	case op == "DELETE":
+	case "DELETE":
 		c.deletes.Add(1)
 	default:
 		c.others.Add(1)

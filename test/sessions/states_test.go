@@ -1,14 +1,15 @@
 package sessions
 
 import (
+	"encoding/json"
 	"errors"
 
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/core"
+	"github.com/terrace-kv/terrace/internal/node"
 	"github.com/terrace-kv/terrace/internal/wire"
 	"github.com/terrace-kv/terrace/tier/memtier"
 )
@@ -92,10 +93,20 @@ func sum(v *victim) error {
 		if err := must(v.reserve(6), all); err != nil {
 			return err
 		}
-		err := must(v.commit(v.fills), strings.ReplaceAll(all, "granted", "ok"))
-		v.fills = nil
-		st, serr := v.status()
-		if err = errors.Join(err, serr); err != nil || st.Tables.Reservations > 0 {
+		// The node is asked in the same breath.
+		commit, look := v.call+1, v.call+2
+		frames := wire.AppendFrame(nil, wire.TypeCommit, commit, &wire.Commit{Request: "r", Fills: v.fills})
+		frames = wire.AppendFrame(frames, wire.TypeStatus, look, wire.Empty{})
+		v.call, v.fills = look, nil
+		_, _ = v.c.Write(frames) // an error shows in the answer
+		var done wire.FillReply
+		var reply wire.StatusReply
+		var st node.Status
+		err := errors.Join(must(v.wait(commit, &done), "ok"), must(v.wait(look, &reply), "ok"))
+		if err == nil {
+			err = json.Unmarshal(reply.JSON, &st)
+		}
+		if err != nil || st.Tables.Reservations > 0 {
 			return err
 		}
 	}

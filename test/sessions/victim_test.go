@@ -3,7 +3,6 @@ package sessions
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	"github.com/terrace-kv/terrace/internal/arena"
 	"github.com/terrace-kv/terrace/internal/content"
 	"github.com/terrace-kv/terrace/internal/core"
-	"github.com/terrace-kv/terrace/internal/node"
 	"github.com/terrace-kv/terrace/internal/wire"
 )
 
@@ -322,14 +320,6 @@ func (v *victim) reset(wait time.Duration) string {
 		return "not_done"
 	}
 	return s
-}
-
-func (v *victim) status() (st node.Status, err error) {
-	var reply wire.StatusReply
-	if s := v.do(wire.TypeStatus, wire.Empty{}, &reply); s != "ok" {
-		return st, fmt.Errorf("status: %s", s)
-	}
-	return st, json.Unmarshal(reply.JSON, &st)
 }
 
 // must is for calls on the way to a state, which have to work.

@@ -1,6 +1,7 @@
 package fstier
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/terrace-kv/terrace/internal/vfs"
+	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/tiertest"
 )
 
@@ -117,4 +119,48 @@ func TestFailedLinkSparesTheFasterWrite(t *testing.T) {
 	}
 	readable(t, tr, ns, again)
 	wantExact(t, tr)
+}
+
+// TestFileLeftInPlaceIsCountedOnce: a write that fails when its file has the
+// name, and cannot remove it, leaves it to the next write of the block.
+func TestFileLeftInPlaceIsCountedOnce(t *testing.T) {
+	for name, again := range map[string]bool{"written again": true, "evicted": false} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			ns := tiertest.Namespace(t, "left")
+			var broken atomic.Bool
+			o := opts(t, root, func(c vfs.Call) vfs.Fault {
+				block := strings.HasPrefix(c.Name, ns.Fingerprint().String()+"/")
+				if broken.Load() && block && (c.Op == vfs.OpClose || c.Op == vfs.OpRemove) {
+					return vfs.Fault{Err: unix.EIO, After: c.Op == vfs.OpClose}
+				}
+				return vfs.Fault{}
+			})
+			o.Capacity = 1 << 20
+			tr := openClosing(t, o)
+			if !tr.tmpfile {
+				t.Skip("nameless files do not work here")
+			}
+			write(t, tr, ns, blocks(t, ns, 1, 1, 0)) // so that the namespace is stored
+			items := blocks(t, ns, 0, 1, 0)
+			broken.Store(true)
+			tr.Write(t.Context(), ns, items)
+			broken.Store(false)
+			path := tr.blockPath(ns, items[0].Key)
+			if _, err := os.Lstat(path); err != nil || items[0].Err == nil || known(tr, ns, items[0].Key) != tier.Absent {
+				t.Fatalf("the file: %v; the write ends with %v; the block is %v", err, items[0].Err, known(tr, ns, items[0].Key))
+			}
+			wantExact(t, tr)
+			if again {
+				write(t, tr, ns, items)
+				readable(t, tr, ns, items)
+			} else {
+				write(t, tr, ns, blocks(t, ns, 100, 200, 0))
+				if _, err := os.Lstat(path); !os.IsNotExist(err) {
+					t.Errorf("it is not evicted: %v", err)
+				}
+			}
+			wantExact(t, tr)
+		})
+	}
 }

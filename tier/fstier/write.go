@@ -255,8 +255,8 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 						r.settle(size) // perhaps it is there: counted until the next start
 					}
 				}
-				if ours {
-					t.removeStray(n.file(it.Key), r, size)
+				if ours && t.removeStray(n.file(it.Key), r, size) {
+					t.leftInPlace(n, &it.Key, size)
 				}
 			}
 			return err
@@ -280,7 +280,9 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 		err = t.syncNames(n, it.Key[0])
 	}
 	if err != nil {
-		t.removeStray(n.file(it.Key), r, size)
+		if t.removeStray(n.file(it.Key), r, size) {
+			t.leftInPlace(n, &it.Key, size)
+		}
 		return err
 	}
 	t.mu.Lock()
@@ -296,22 +298,38 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 }
 
 // removeStray removes a file of a write that has failed. If it cannot, its
-// bytes stay counted, and later writes try again if it is in tmp.
-func (t *Tier) removeStray(name string, r *reservation, size int64) {
+// bytes stay counted, and later writes try again if it is in tmp. counted says
+// that they were counted just now.
+func (t *Tier) removeStray(name string, r *reservation, size int64) (counted bool) {
 	if _, err := t.fs.Lstat(name); gone(err) || t.notOurs(name) {
-		return
+		return false
 	}
-	if err := t.fs.Remove(name); err != nil && !gone(err) {
-		if _, lerr := t.fs.Lstat(name); gone(lerr) {
-			return // done all the same
-		}
-		t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if r.bytes > 0 {
-			r.settleLocked(size)
-			t.keepStrayLocked(name, size)
-		}
+	err := t.fs.Remove(name)
+	if err == nil || gone(err) {
+		return false
+	}
+	if _, lerr := t.fs.Lstat(name); gone(lerr) {
+		return false // done all the same
+	}
+	t.log.Warn("cannot remove the file of a write that has failed", "path", t.path(name), "error", err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.bytes == 0 {
+		return false
+	}
+	r.settleLocked(size)
+	t.keepStrayLocked(name, size)
+	return true
+}
+
+// leftInPlace indexes a file of a failed write that could not be removed from
+// its block's place, under the key's stripe. Its bytes are counted. It is not
+// served; an eviction removes it, or the next write of the block keeps it.
+func (t *Tier) leftInPlace(n *namespace, key *block.Key, size int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.index.find(n.id, key) != 0 || t.addLocked(n, key, size, flagBad) == 0 {
+		t.mu.account.add(-size) // an entry counts it already
 	}
 }
 
