@@ -126,7 +126,7 @@ func TestNodeSynthetic(t *testing.T) {
 func TestPeers(t *testing.T) {
 	for _, below := range []string{"none", "unbounded"} {
 		h := &harness{deps: realDeps(t)}
-		args := []string{"--synthetic", "--conversations", "16", "--block-bytes", "4KiB", "--primary", "32MiB", "--fs", below}
+		args := []string{"--synthetic", "--conversations", "8", "--block-bytes", "4KiB", "--primary", "32MiB", "--fs", below}
 		one, _, err := h.json(t, args...)
 		if err != nil {
 			t.Fatal(err)
