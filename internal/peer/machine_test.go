@@ -1,13 +1,16 @@
 package peer
 
 import (
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/invariants"
 )
 
 // A fetch that closes a lookup was taken for admitted, and its keys were not
@@ -626,4 +629,347 @@ func TestRoundsMoveToTheOtherConnection(t *testing.T) {
 	}
 	b.m.CloseSource(b.now, 1)
 	b.empty()
+}
+
+func TestLookupsAreBoundedInTime(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 10})
+	c := b.accept("p")
+	got := 0
+	for i := range 35 {
+		b.hear(c, b.lookupOf(1, uint32(i+1), 1))
+		fx := b.take()
+		for _, e := range of[Serve](fx) {
+			got++
+			b.served(e.ID, absent)
+		}
+		if a := sends[*Answer](fx); len(a) == 1 && a[0].Code != CodeBusy && a[0].Code != CodeOK {
+			t.Errorf("refused with %v", a[0].Code)
+		}
+		if i == 19 {
+			b.live(time.Second)
+		}
+	}
+	if got != 20 {
+		t.Errorf("%d lookups of two seconds", got)
+	}
+	b.empty()
+}
+
+// A namespace that the peer has not shown, or that this node does not have, is
+// one that nobody is told anything of; and the log says which field it is.
+func TestWrongNamespace(t *testing.T) {
+	for field, mod := range map[string]func(*block.Spec){
+		"hash_seed":  func(s *block.Spec) { x := "0"; s.HashSeed = &x },
+		"groups":     func(s *block.Spec) { s.Groups[0].BlockBytes = 8192 },
+		"dtype":      func(s *block.Spec) { s.DType = "other" },
+		"hash_bytes": func(s *block.Spec) { s.HashLength = 16 },
+	} {
+		theirs := testSpec(mod)
+
+		b := newBox(t, Options{})
+		c := b.connected("")
+		b.hear(c, hello("p", "1"))
+		b.hear(c, &Namespaces{Specs: [][]byte{theirs.JSON()}})
+		b.take()
+		for _, ns := range []*block.Namespace{b.ns, theirs} {
+			l, f := b.lookupOf(1, 1, 1), b.fetchOf(1, 2, true, 1)
+			l.NS, f.NS = ns.Fingerprint(), ns.Fingerprint()
+			b.hear(c, l)
+			b.hear(c, f)
+			fx := b.take()
+			if a, d := one(t, sends[*Answer](fx)), one(t, sends[*Failed](fx)); a.Code != CodeNamespace || d.Code != CodeNamespace || len(of[Serve](fx)) > 0 {
+				t.Errorf("%s: answered %v and %v", field, a.Code, d.Code)
+			}
+		}
+		b.hear(c, &Finished{ID: "kv", Nonce: 1, NS: b.ns.Fingerprint(), Complete: true})
+
+		b.source(1, "p:1", RoleProbe)
+		b.probe(1, 1, 1)
+		l := one(t, sends[*Lookup](b.take()))
+		b.hear(c, &Answer{Nonce: l.Nonce, Round: l.Round, Code: CodeNamespace})
+		note := one(t, of[Note](b.fx)).Text
+		if !strings.Contains(note, strings.ReplaceAll(field, "hash_bytes", "hash_length")) {
+			t.Errorf("of another %s is said: %s", field, note)
+		}
+		b.m.CloseSource(b.now, 1)
+		b.empty()
+	}
+}
+
+func TestRefusedGreetings(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		hello  func(h *Hello)
+		before func(b *box)
+		want   Code
+	}{
+		{"another version", func(h *Hello) { h.Version++ }, nil, CodeVersion},
+		{"itself", func(h *Hello) { h.Node = "me" }, nil, CodeSelf},
+		{"no name", func(h *Hello) { h.Node = "" }, nil, CodeProtocol},
+		{"no run", func(h *Hello) { h.Boot = "" }, nil, CodeProtocol},
+		{"no data connections", func(h *Hello) { h.Window = 0 }, nil, CodeProtocol},
+		{"too many", func(h *Hello) { h.Window = DataConnsMax + 1 }, nil, CodeProtocol},
+		{"a drain", func(*Hello) {}, func(b *box) { b.m.Drain(b.now) }, CodeDraining},
+		{"two sessions already", func(*Hello) {}, func(b *box) { b.accept("q"); b.accept("r") }, CodeBusy},
+		{"a session with it", func(*Hello) {}, func(b *box) { b.accept("p") }, CodeDuplicate},
+	} {
+		b := newBox(t, Options{SessionsMax: 2})
+		if c.before != nil {
+			c.before(b)
+		}
+		b.take()
+		conn := b.connected("")
+		h := hello("p", "1")
+		c.hello(h)
+		b.hear(conn, h)
+		fx := b.take()
+		if bye := one(t, sends[*Bye](fx)); bye.Code != c.want {
+			t.Errorf("%s: refused with %v, want %v", c.what, bye.Code, c.want)
+		}
+		if len(of[Expect](fx)) > 0 {
+			t.Errorf("%s: data connections are expected", c.what)
+		}
+		b.empty()
+
+		b = newBox(t, Options{})
+		b.source(1, "p:1", RoleProbe)
+		b.probe(1, 1, 1)
+		conn = b.connected("p:1")
+		w := &Welcome{Version: h.Version, Node: h.Node, Boot: h.Boot, Advertise: h.Advertise}
+		b.hear(conn, w)
+		if refused := c.want == CodeVersion || c.want == CodeSelf || w.Node == "" || w.Boot == ""; refused != (b.m.sessions[conn].state == sessionClosing) {
+			t.Errorf("%s: the welcome was taken, or another was not", c.what)
+		}
+		b.m.CloseSource(b.now, 1)
+		b.empty()
+	}
+}
+
+var hostileSeeds = flag.Int("peer.hostileseeds", 150, "runs against peers and transports that do anything")
+
+// No peer, whatever it says, and no transport, however late it is, makes a
+// machine panic, grow, tell twice or forget.
+func TestAnythingFromAPeer(t *testing.T) {
+	seeds, steps := *hostileSeeds, 400
+	if invariants.Enabled {
+		seeds = min(seeds, 30)
+	}
+	fresh := uint64(time.Now().UnixNano())
+	t.Logf("fresh seed %d", fresh)
+	var sum Stats
+	for seed := range uint64(seeds) {
+		if seed == 0 {
+			seed = fresh
+		}
+		b := newBox(t, Options{QuotaBytes: 5 * 4096, PinnedMax: 8 * 4096, SessionsMax: 6, ParkedMax: 3, EndedMax: 4, LinksMax: 3, LookupsPerSec: 20, IdleTimeout: 10 * time.Second})
+		h := &hostile{box: b, rng: rand.New(rand.NewPCG(seed, 3)), grants: map[ConnID][]Grant{}}
+		for i := range steps {
+			h.step()
+			if p := b.m.Stats(); p.Pinned > 8*4096 || p.Links > 3 || p.Ended > 4 || h.live() > 6+4 {
+				t.Fatalf("seed %d, step %d: %+v", seed, i, p)
+			}
+		}
+		for seq := range uint64(12) {
+			b.supply("a", seq, SupplyFinal)
+			b.supply("a", seq, SupplyEnded)
+			b.supply("b", seq, SupplyFinal)
+			b.supply("b", seq, SupplyEnded)
+			b.m.CloseSource(b.now, seq)
+			b.look()
+		}
+		s := b.m.Stats()
+		sum.Violations += s.Violations
+		sum.Blocks += s.Blocks
+		sum.SentBlocks += s.SentBlocks
+		sum.Lookups += s.Lookups
+		sum.Fetches += s.Fetches
+		sum.Strays += s.Strays
+		for _, addr := range []string{"p:1", "q:1", "r:1", "s:1"} {
+			b.m.DialFailed(b.now, addr, "no")
+		}
+		b.empty()
+	}
+	t.Logf("%+v", sum)
+	if n := int64(seeds) / 2; sum.Violations < n || sum.Blocks < n || sum.SentBlocks < n || sum.Lookups < n || sum.Fetches < n {
+		t.Error("too tame, or too wild")
+	}
+}
+
+type hostile struct {
+	*box
+	rng    *rand.Rand
+	job    JobID
+	grants map[ConnID][]Grant
+	asked  []Serve
+	out    []Transmit
+}
+
+// live counts sessions that are not ending.
+func (h *hostile) live() (n int) {
+	for _, s := range h.m.sessions {
+		if s.state != sessionClosing {
+			n++
+		}
+	}
+	return n
+}
+
+func (h *hostile) pick(names ...string) string { return names[h.rng.IntN(len(names))] }
+
+func (h *hostile) keys() []int {
+	var out []int
+	for range 1 + h.rng.IntN(6) {
+		out = append(out, h.rng.IntN(30)) // twice the same at times
+	}
+	return out
+}
+
+// nonce is one of those that are in use, or about so.
+func (h *hostile) nonce() uint64 {
+	for seq := range uint64(11) {
+		if s := h.m.sources[seq]; s != nil && h.rng.IntN(2) == 0 {
+			return s.nonce
+		}
+	}
+	return uint64(h.rng.IntN(3))
+}
+
+func (h *hostile) message() Message {
+	round := uint32(h.rng.IntN(4))
+	ns := h.ns.Fingerprint()
+	if h.rng.IntN(30) == 0 {
+		ns[0]++
+	}
+	code := Code(h.rng.IntN(int(codeEnd)))
+	switch h.rng.IntN(26) {
+	case 0:
+		m := hello(h.pick("p", "q", "me", "z"), h.pick("1", "2"))
+		m.Advertise = h.pick("p:1", "q:1", "me:1", "")
+		return m
+	case 1:
+		return &Welcome{Version: Version, Node: h.pick("p", "q", "me"), Boot: h.pick("1", "2"), Advertise: h.pick("p:1", "q:1", "")}
+	case 2, 3:
+		return &Namespaces{Specs: [][]byte{h.ns.JSON()}}
+	case 4:
+		return &Namespaces{Specs: [][]byte{[]byte(h.pick("", "{}", "nonsense"))}}
+	case 5, 6, 7, 8:
+		return &Lookup{ID: h.pick("a", "b"), Nonce: h.nonce(), Round: round, NS: ns, WaitMS: uint32(h.rng.IntN(5000)), Keys: simKeys(h.keys()...)}
+	case 9, 10, 11, 12, 13:
+		return &Fetch{ID: h.pick("a", "b"), Nonce: h.nonce(), Round: round, NS: ns, Await: h.rng.IntN(2) == 0, WaitMS: uint32(h.rng.IntN(50000)), Keys: simKeys(h.keys()...)}
+	case 14, 15:
+		found := make([]byte, 2)
+		found[0] = byte(h.rng.IntN(256))
+		return &Answer{Nonce: h.nonce(), Round: round, Code: code * Code(h.rng.IntN(2)), Found: found[:1+h.rng.IntN(20)/19]}
+	case 16, 17:
+		var list []uint32
+		for range h.rng.IntN(4) {
+			list = append(list, uint32(h.rng.IntN(5)))
+		}
+		return &Failed{Nonce: h.nonce(), Round: round, Code: code, Indexes: list}
+	case 18, 19:
+		return &Abort{Nonce: h.nonce(), Round: round}
+	case 20, 21:
+		return &AbortAck{Nonce: h.nonce(), Round: round}
+	case 22:
+		return &Finished{ID: h.pick("a", "b"), Nonce: h.nonce(), NS: ns, Complete: h.rng.IntN(2) == 0}
+	case 23:
+		return &Bye{Code: code}
+	}
+	return &Pong{}
+}
+
+func (h *hostile) step() {
+	conn := ConnID(1 + h.rng.IntN(int(h.next)+1))
+	if len(h.conns) > 0 && h.rng.IntN(8) > 0 {
+		conn = h.conns[h.rng.IntN(len(h.conns))]
+	}
+	addr := h.pick("p:1", "q:1", "r:1", "s:1")
+	seq := uint64(1 + h.rng.IntN(10))
+	h.job++
+	switch x := h.rng.IntN(100); {
+	case x < 8:
+		c := h.connected("")
+		h.hear(c, hello(h.pick("p", "q", "r"), h.pick("1", "1", "1", "2")))
+		h.hear(c, &Namespaces{Specs: [][]byte{h.ns.JSON()}})
+	case x < 14:
+		c := h.connected(addr)
+		if h.rng.IntN(3) > 0 {
+			h.hear(c, &Welcome{Version: Version, Node: addr[:1], Boot: "1", Advertise: addr})
+			h.hear(c, &Namespaces{Specs: [][]byte{h.ns.JSON()}})
+		}
+	case x < 16:
+		h.m.DialFailed(h.now, addr, "no")
+	case x < 50:
+		h.hear(conn, h.message())
+	case x < 54:
+		if slices.Contains(h.conns, conn) {
+			delete(h.grants, conn)
+			h.out = slices.DeleteFunc(h.out, func(t Transmit) bool { return t.Conn == conn })
+			h.lose(conn)
+		}
+	case x < 58:
+		_ = h.m.OpenSource(h.now, Source{Seq: seq, Addr: addr, ID: h.pick("a", "b"), Role: Role(1 + h.rng.IntN(2)), NS: h.ns.Fingerprint()})
+	case x < 64:
+		h.submit(h.job, seq, h.keys()...)
+	case x < 68:
+		h.probe(h.job, seq, h.keys()...)
+	case x < 70:
+		h.m.Cancel(h.now, JobID(h.rng.IntN(int(h.job))))
+	case x < 71:
+		h.m.CloseSource(h.now, seq)
+	case x < 77:
+		h.supply(h.pick("a", "b"), seq, SupplyState(h.rng.IntN(4)))
+	case x < 84 && len(h.asked) > 0:
+		i := h.rng.IntN(len(h.asked))
+		e := h.asked[i]
+		h.asked = slices.Delete(h.asked, i, i+1)
+		var found []Found
+		for k := range e.Keys {
+			f := pinned(uint64(e.ID)<<16 | uint64(k))
+			if h.rng.IntN(3) == 0 {
+				f = Found{Code: []Code{CodeAbsent, CodeAbsent, CodeNoRoom, CodeFailed}[h.rng.IntN(4)]}
+				f.Pending = f.Code == CodeAbsent && h.rng.IntN(2) == 0
+			}
+			found = append(found, f)
+		}
+		if h.audit.asked[e.ID] {
+			h.served(e.ID, found...)
+		} else {
+			h.m.Served(h.now, e.ID, found) // of a serve that has ended
+		}
+	case x < 90 && len(h.out) > 0:
+		i := h.rng.IntN(len(h.out))
+		t := h.out[i]
+		h.out = slices.Delete(h.out, i, i+1)
+		for _, b := range t.Blocks {
+			h.sent(t.ID, b.Head.Index, h.rng.IntN(5) > 0)
+		}
+	case x < 96:
+		// What was granted arrives, once; and things that were not do.
+		list := h.grants[conn]
+		if len(list) == 0 || h.rng.IntN(6) == 0 {
+			h.m.Arrived(h.now, conn, h.nonce(), uint32(h.rng.IntN(4)), uint32(h.rng.IntN(5)), true, 1)
+			break
+		}
+		i := h.rng.IntN(len(list))
+		g := list[i]
+		h.grants[conn] = slices.Delete(list, i, i+1)
+		if h.rng.IntN(3) == 0 {
+			h.m.Detached(h.now, conn, g.Nonce, g.Round, g.Index)
+		} else {
+			h.m.Arrived(h.now, conn, g.Nonce, g.Round, g.Index, h.rng.IntN(4) > 0, 1)
+		}
+	default:
+		h.pass(time.Duration(h.rng.IntN(3000)) * time.Millisecond)
+	}
+	for _, e := range h.take() {
+		switch e := e.(type) {
+		case Serve:
+			h.asked = append(h.asked, e)
+		case Transmit:
+			h.out = append(h.out, e)
+		case Grant:
+			h.grants[e.Conn] = append(h.grants[e.Conn], e)
+		}
+	}
 }

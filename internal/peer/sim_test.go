@@ -20,7 +20,7 @@ import (
 var (
 	simSeed  = flag.Uint64("peer.seed", 0, "replay this seed of the simulation")
 	simSteps = flag.Int("peer.steps", 2000, "steps of a seed")
-	simSeeds = flag.Int("peer.seeds", 60, "seeds to try")
+	simSeeds = flag.Int("peer.seeds", 50, "seeds to try")
 	simLog   = flag.Bool("peer.log", false, "print every step of the seed")
 )
 
@@ -456,7 +456,9 @@ func (n *simNode) pump() {
 		}
 	}
 	w := n.w
-	n.look()
+	if !w.calm {
+		n.look()
+	}
 	sending := 0
 	for _, c := range w.conns {
 		if c.n == n {
