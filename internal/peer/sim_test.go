@@ -474,7 +474,7 @@ func (n *simNode) pump() {
 		}
 	}
 	every := 6
-	if invariants.Enabled {
+	if invariants.Enabled || w.calm {
 		every = 40
 	}
 	if w.pumps++; w.blind || w.pumps%every != 0 {
@@ -676,8 +676,10 @@ func (c *simConn) received(msg Message) {
 			f.over = true
 		}
 	case *Finished:
-		for k, f := range c.fetches {
-			f.over = f.over || k.nonce == m.Nonce
+		for k := range c.fetches {
+			if k.nonce == m.Nonce {
+				delete(c.fetches, k)
+			}
 		}
 	}
 	n.b.M.Received(n.w.now, c.id, msg)
