@@ -120,12 +120,11 @@ func (l *link) leadsTo(s *session) bool {
 }
 
 func (s *session) name() string {
-	switch where := cmp.Or(s.addr, s.advertise, fmt.Sprint("connection ", uint64(s.conn))); {
-	case s.node == "":
+	where := cmp.Or(s.addr, s.advertise, fmt.Sprint("connection ", uint64(s.conn)))
+	if s.node == "" {
 		return where
-	default:
-		return s.node + " at " + where
 	}
+	return s.node + " at " + where
 }
 
 // Connected tells of a new control connection: dialed for a Dial of addr, or
