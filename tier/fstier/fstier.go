@@ -576,7 +576,7 @@ func (t *Tier) adoptLocked(n *namespace, key block.Key, length int) (tier.Presen
 	case key.Group() >= block.GroupsMax:
 		return tier.Absent, finding{foreign: true}, nil
 	case !ok:
-		_ = t.setAsideLocked(n, key, fmt.Sprintf("file has %d bytes, a block of %d needs %d", st.Size, length, fileSize(length)))
+		_ = t.setAsideLocked(n, key, fmt.Sprintf("file has %d bytes, a block of %d needs %d", st.Size, length, fileSize(length)), st.Ino)
 		return tier.Absent, finding{}, nil
 	}
 	t.lockAfterLookups()

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/tier"
@@ -99,7 +101,8 @@ func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key,
 	mu := t.stripeOf(n, &key)
 	mu.Lock()
 	defer mu.Unlock()
-	if err := t.setAsideLocked(n, key, why); err != nil {
+	st, _ := t.fs.Lstat(n.file(key)) // whatever is there now
+	if err := t.setAsideLocked(n, key, why, st.Ino); err != nil {
 		return t.fail("set aside", key, err)
 	}
 	return nil
@@ -107,7 +110,10 @@ func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key,
 
 // setAsideLocked moves a block's file to the quarantine, under the key's
 // stripe. The key is absent afterwards, even if the file cannot be moved.
-func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
+//
+// judged is the inode that was found to be wrong, 0 if nothing was there: in a
+// shared root another node may have put a right copy in its place since.
+func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string, judged uint64) error {
 	from := n.file(key)
 	var kept int64 // bytes that live on in the quarantine
 	t.mu.Lock()
@@ -118,6 +124,8 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string) error {
 	replaced := err == nil && !st.Regular() // so the block's bytes are gone
 	switch {
 	case err != nil:
+	case t.o.Shared && st.Ino != judged:
+		err = unix.ENOENT // what was judged is gone
 	case replaced:
 		st.Bytes = 0 // links, pipes and their like hold none; what is in a directory stays as it was counted
 		if _, err = t.toQuarantine(n, key, from, st, true); err != nil && !gone(err) {

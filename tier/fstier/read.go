@@ -143,7 +143,7 @@ func (t *Tier) readFailed(n *namespace, it *tier.Item, err error) error {
 	case st.Regular():
 		return t.fail("read", it.Key, err)
 	}
-	_ = t.setAsideLocked(n, it.Key, "not a regular file")
+	_ = t.setAsideLocked(n, it.Key, "not a regular file", st.Ino)
 	return &tier.Error{Op: "read", Tier: t.o.Name, Key: it.Key, Class: tier.ClassCorrupt, Cause: tier.CauseForeign,
 		Err: fmt.Errorf("%s is not a regular file", t.path(n.file(it.Key)))}
 }
@@ -155,7 +155,8 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 	mu.Lock()
 	defer mu.Unlock()
 	// Between the read and now the copy may have been replaced by a good one.
-	if _, _, ok, err := t.validLocked(n, key, length); err == nil && ok {
+	at, err := t.validLocked(n, key, length)
+	if err == nil && at.ok {
 		e := t.fail(op, key, fmt.Errorf("the copy was replaced under the read: %w", why))
 		e.Class = tier.ClassRetryable
 		return e
@@ -173,36 +174,51 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 		}
 		return e
 	}
-	if err := t.setAsideLocked(n, key, why.Error()); err != nil {
+	if err := t.setAsideLocked(n, key, why.Error(), at.ino); err != nil {
 		e.Err = fmt.Errorf("%w (and it cannot be set aside: %w)", why, err)
 	}
 	return e
 }
 
-// validLocked says whether a block's file has the size and header of the
-// block, whose it is, and what it is charged. It is called under the key's
-// stripe. An error means that it cannot be told.
-func (t *Tier) validLocked(n *namespace, key block.Key, length int) (bytes int64, owner uint16, ok bool, err error) {
+// copyAt is what is in a block's place.
+type copyAt struct {
+	ok    bool // it has the size and header of the block
+	bytes int64
+	owner uint16
+	ino   uint64 // 0: nothing is there
+}
+
+// validLocked looks at a block's file. It is called under the key's stripe. An
+// error means that it cannot be told. In a shared root the file may be another
+// one, or gone, a moment later.
+func (t *Tier) validLocked(n *namespace, key block.Key, length int) (at copyAt, err error) {
 	st, err := t.fs.Lstat(n.file(key))
-	owner, sized := t.sized(st.Size, length)
-	if gone(err) || (err == nil && (!st.Regular() || !sized)) {
-		return 0, 0, false, nil
+	if gone(err) {
+		return copyAt{}, nil
 	}
 	if err != nil {
-		return 0, 0, false, err
+		return copyAt{}, err
+	}
+	owner, sized := t.sized(st.Size, length)
+	at = copyAt{bytes: st.Bytes, owner: owner, ino: st.Ino}
+	if !st.Regular() || !sized {
+		return at, nil
 	}
 	f, err := t.fs.Open(n.file(key), unix.O_RDONLY|unix.O_NONBLOCK|t.directFlag, 0)
+	if gone(err) {
+		return copyAt{}, nil
+	}
 	if err != nil {
-		return 0, 0, false, err
+		return copyAt{}, err
 	}
 	defer func() { _ = f.Close() }()
 	hdr := t.headers.get()
 	defer t.headers.put(hdr)
 	got, err := vfs.ReadFull(f, [][]byte{hdr}, 0)
 	if err != nil {
-		return 0, 0, false, err
+		return copyAt{}, err
 	}
 	var head blockhead.Header
-	ok = got == headerSize && head.Decode(hdr) == nil && head.Check(n.fp, key, length) == nil
-	return st.Bytes, owner, ok, nil
+	at.ok = got == headerSize && head.Decode(hdr) == nil && head.Check(n.fp, key, length) == nil
+	return at, nil
 }

@@ -99,13 +99,14 @@ func (t *Tier) present(n *namespace, key block.Key, length int) (bool, error) {
 	mu := t.stripeOf(n, &key)
 	mu.Lock()
 	defer mu.Unlock()
-	if bytes, owner, ok, err := t.validLocked(n, key, length); ok || err != nil {
-		if err != nil {
-			return false, t.fail("write", key, err)
-		}
-		return true, t.keepLocked(n, key, bytes, owner)
+	at, err := t.validLocked(n, key, length)
+	if err != nil {
+		return false, t.fail("write", key, err)
 	}
-	if err := t.setAsideLocked(n, key, "not the file that was written"); err != nil {
+	if at.ok {
+		return true, t.keepLocked(n, key, at.bytes, at.owner)
+	}
+	if err := t.setAsideLocked(n, key, "not the file that was written", at.ino); err != nil {
 		return false, t.fail("write", key, err)
 	}
 	return false, nil
@@ -261,14 +262,14 @@ func (t *Tier) fillAndPublish(f draft, n *namespace, it *tier.Item, hdr []byte, 
 			}
 			return err
 		}
-		bytes, owner, ok, verr := t.validLocked(n, it.Key, length)
+		at, verr := t.validLocked(n, it.Key, length)
 		if verr != nil {
 			return verr
 		}
-		if ok {
-			return t.keepLocked(n, it.Key, bytes, owner)
+		if at.ok {
+			return t.keepLocked(n, it.Key, at.bytes, at.owner)
 		}
-		if err := t.setAsideLocked(n, it.Key, "another file is in the block's place"); err != nil {
+		if err := t.setAsideLocked(n, it.Key, "another file is in the block's place", at.ino); err != nil {
 			return err
 		}
 	}
