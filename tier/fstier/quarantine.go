@@ -101,17 +101,20 @@ func (t *Tier) SetAside(ctx context.Context, ns *block.Namespace, key block.Key,
 	mu := t.stripeOf(n, &key)
 	mu.Lock()
 	defer mu.Unlock()
-	st, _ := t.fs.Lstat(n.file(key)) // whatever is there now
-	if err := t.setAsideLocked(n, key, why, st.Ino); err != nil {
+	if err := t.setAsideLocked(n, key, why, anyCopy); err != nil {
 		return t.fail("set aside", key, err)
 	}
 	return nil
 }
 
+// anyCopy stands for whatever is in a block's place.
+const anyCopy = ^uint64(0)
+
 // setAsideLocked moves a block's file to the quarantine, under the key's
 // stripe. The key is absent afterwards, even if the file cannot be moved.
 //
-// judged is the inode that was found to be wrong, 0 if nothing was there: in a
+// judged is the inode that was found to be wrong, 0 if nothing was there, or
+// anyCopy: in a
 // shared root another node may have put a right copy in its place since.
 func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string, judged uint64) error {
 	from := n.file(key)
@@ -124,7 +127,7 @@ func (t *Tier) setAsideLocked(n *namespace, key block.Key, why string, judged ui
 	replaced := err == nil && !st.Regular() // so the block's bytes are gone
 	switch {
 	case err != nil:
-	case t.o.Shared && st.Ino != judged:
+	case t.o.Shared && judged != anyCopy && st.Ino != judged:
 		err = unix.ENOENT // what was judged is gone
 	case replaced:
 		st.Bytes = 0 // links, pipes and their like hold none; what is in a directory stays as it was counted

@@ -174,6 +174,9 @@ func (t *Tier) broken(op string, n *namespace, key block.Key, length int, cause 
 		}
 		return e
 	}
+	if err != nil {
+		at.ino = anyCopy // it cannot be told; what was read was broken
+	}
 	if err := t.setAsideLocked(n, key, why.Error(), at.ino); err != nil {
 		e.Err = fmt.Errorf("%w (and it cannot be set aside: %w)", why, err)
 	}
