@@ -755,7 +755,6 @@ func (m *Machine) supply(p *supply, seq uint64, state SupplyState) {
 	case state == SupplyOpen && at < 0:
 		p.seqs = append(p.seqs, supplySeq{seq: seq})
 		p.fetched = false // served afresh
-		m.ended.forget(p.key)
 		for _, v := range slices.Clone(m.parked[p.key]) {
 			m.unawait(v)
 			m.join(v, p)
@@ -859,5 +858,3 @@ func (e *endedIDs) has(k supplyKey, now Time) bool {
 	_, ok := e.at[k]
 	return ok
 }
-
-func (e *endedIDs) forget(k supplyKey) { delete(e.at, k) }
