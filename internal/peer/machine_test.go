@@ -665,6 +665,56 @@ func TestAttemptsAtASupplyAreBounded(t *testing.T) {
 	b.empty()
 }
 
+// A session that was idle is begun again at once, whoever asks while it ends.
+func TestIdleIsNoFailure(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.probe(1, 1, 1)
+	c := b.dial("p:1", "p")
+	b.take()
+	b.hear(c, &Bye{Code: CodeIdle})
+	b.submit(2, 1, 1)
+	if len(of[Dial](b.take())) != 0 {
+		t.Error("it is dialed while it ends")
+	}
+	b.lose(c)
+	fx := b.take()
+	one(t, of[Dial](fx))
+	if n := of[Note](fx); len(n) != 0 {
+		t.Errorf("%v", n)
+	}
+	b.m.DialFailed(b.now, "p:1", "no")
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+func TestRoundsOfAPeerAreBounded(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 1 << 20, ParkedMax: 3})
+	c := b.accept("p")
+	busy := func(from, n int, await bool) (refused int) {
+		for i := range n {
+			b.m.Received(b.now, c, b.fetchOf(uint64(from+i), 1, await, 1))
+		}
+		for _, f := range sends[*Failed](b.take()) {
+			if f.Code == CodeBusy {
+				refused++
+			}
+		}
+		return refused
+	}
+	if n := busy(1, 10, true); n != 7 {
+		t.Errorf("%d of 10 for an id that nobody has heard of are refused", n)
+	}
+	if n := busy(100, RoundsMax, false); n != 3 {
+		t.Errorf("%d are refused", n)
+	}
+	b.hear(c, b.lookupOf(5000, 1, 1))
+	if a := one(t, sends[*Answer](b.take())); a.Code != CodeBusy {
+		t.Errorf("a lookup is answered %v", a.Code)
+	}
+	b.empty()
+}
+
 // Who says "duplicate" each time is not dialed as fast as it can say so.
 func TestDuplicateIsDialedAgainInAWhile(t *testing.T) {
 	b := newBox(t, Options{})

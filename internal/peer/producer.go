@@ -718,7 +718,7 @@ func (m *Machine) finished(s *session, f *Finished) {
 		v.why = CodeOK // nobody is left to be told
 		m.endServe(v)
 	}
-	if p := m.supplies[supplyKey{f.NS, f.ID}]; p != nil && f.Complete && slices.Contains(p.takers, f.Nonce) && s.shown[f.NS] {
+	if p := m.supplies[supplyKey{f.NS, f.ID}]; p != nil && f.Complete && slices.Contains(p.takers, f.Nonce) {
 		p.fetched = true
 		m.release(p)
 	}
