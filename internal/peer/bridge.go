@@ -28,7 +28,7 @@ type Bridge struct {
 
 	sessions map[core.NamespaceID]*bridgeSession
 	serves   map[ServeID]*bridged
-	waits    map[core.WaitID]*bridged // nil: nobody wants the answer any more, which is due
+	waits    map[core.WaitID]*bridged
 	buf      []Effect
 	hook     func(Effect) bool // tests see effects, and keep those from being carried out for which it is false
 }
@@ -97,15 +97,13 @@ func (b *Bridge) Perform(now core.Time, e core.Effect) bool {
 	case core.Supply:
 		b.M.Supply(t, b.byID(e.NS).Fingerprint(), e.ID, e.Seq, SupplyState(e.State))
 	case core.AnswerLookup:
-		x, ok := b.waits[e.Wait]
-		if !ok {
+		x := b.waits[e.Wait]
+		if x == nil {
 			return false
 		}
 		delete(b.waits, e.Wait)
-		if x != nil {
-			x.wait = 0
-			b.served(now, x, e.Answer)
-		}
+		x.wait = 0
+		b.served(now, x, e.Answer)
 	default:
 		return false
 	}
@@ -261,7 +259,7 @@ func (b *Bridge) end(now core.Time, id ServeID) {
 	}
 	delete(b.serves, id)
 	if x.wait != 0 {
-		b.waits[x.wait] = nil // the core answers it void
+		delete(b.waits, x.wait) // the core answers it void
 	}
 	_ = b.core.Finish(now, x.s.id, x.name)
 	if x.s.n--; x.s.n == 0 {

@@ -450,8 +450,7 @@ func (m *Machine) roundLost(r *round, again bool) {
 	r.s = nil
 	delete(s.rounds, r.key())
 	for i := range r.items {
-		it := &r.items[i]
-		it.quiet, it.revoked = true, false
+		r.items[i].quiet = true
 		m.tellItem(r, i)
 	}
 	l := r.src.link

@@ -488,6 +488,11 @@ func (m *Machine) CheckInvariants() error {
 		if len(s.serves)+parked-s.parked != 0 {
 			return fmt.Errorf("session %d: %d serves, and not so many by attempt", conn, len(s.serves))
 		}
+		for _, v := range s.hungry {
+			if !v.hungry || v.ended || m.serves[v.id] != v {
+				return fmt.Errorf("serve %d is over, and in a queue for room", v.id)
+			}
+		}
 		for k, r := range s.rounds {
 			if m.rounds[r.job] != r || r.s != s || r.key() != k {
 				return fmt.Errorf("round %d of job %d is in a session and not in the table", k.round, r.job)

@@ -218,6 +218,33 @@ func TestHandOverIsGivenUpByItsFetcher(t *testing.T) {
 	b.empty()
 }
 
+// What the core says it does not have may be there by the time it says so: it is
+// asked once more, and no more than that.
+func TestNewsWhileTheCoreIsAsked(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.supply("kv", 1, SupplyOpen)
+	b.hear(c, b.fetchOf(1, 1, true, 1, 2))
+	id := one(t, of[Serve](b.take())).ID
+	b.supply("kv", 1, SupplyMore)
+	b.supply("kv", 1, SupplyMore)
+	if len(of[Serve](b.take())) != 0 {
+		t.Error("the core is asked while it is asked")
+	}
+	b.served(id, absent, absent)
+	one(t, of[Serve](b.take()))
+	b.served(id, absent, pinned(2))
+	if len(of[Serve](b.take())) != 0 {
+		t.Error("the core is asked again and again")
+	}
+	b.supply("kv", 1, SupplyMore)
+	if e := one(t, of[Serve](b.take())); len(e.Keys) != 1 {
+		t.Errorf("%d keys are asked for", len(e.Keys))
+	}
+	b.supply("kv", 1, SupplyEnded)
+	b.empty()
+}
+
 // Of several requests under one id the newest counts, also after it is gone.
 func TestSupplyIsFinalByItsNewest(t *testing.T) {
 	b := newBox(t, Options{})
@@ -488,16 +515,19 @@ func TestPeerThatAnswersNothingIsNotAsked(t *testing.T) {
 	b.source(1, "p:1", RoleProbe)
 	b.submit(1, 1, 1)
 	c := b.dial("p:1", "p")
-	for job := JobID(1); ; job++ {
+	for job := JobID(1); job < 10; job++ {
 		if job > 1 {
 			b.submit(job, 1, 1)
 		}
 		f := sends[*Fetch](b.take())
 		if len(f) == 0 {
-			if job < 3 || job > 6 {
+			if job != lateMax+1 {
 				t.Errorf("it is asked %d times", job-1)
 			}
 			break
+		}
+		if job > lateMax {
+			t.Fatal("it is asked again and again")
 		}
 		b.live(30 * time.Second)
 		b.m.Cancel(b.now, job)
@@ -584,6 +614,107 @@ func TestFetchesAreBoundedInTime(t *testing.T) {
 	b.empty()
 }
 
+// A connection that is there when another has taken its place is not greeted.
+func TestDialThatNobodyNeeds(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.probe(1, 1, 1)
+	b.accept("p")
+	c := b.connected("p:1")
+	fx := b.take()
+	if len(of[Send](fx)) > 0 || len(of[CloseConn](fx)) != 1 || b.m.sessions[c].state != sessionClosing {
+		t.Errorf("%v", fx)
+	}
+	b.lose(c)
+	if s := b.m.Stats(); s.Rounds != 1 || s.Sessions != 1 {
+		t.Errorf("%+v", s)
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+// Nobody is dead for not having answered on a connection that has ended.
+func TestAbortsEndWithTheirSession(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.submit(1, 1, 1)
+	c := b.dial("p:1", "p")
+	b.m.Cancel(b.now, 1)
+	b.m.Close(b.now)
+	b.lose(c)
+	b.pass(10 * time.Second)
+	if s := b.m.Stats(); s.Deaths != 0 || s.Timers > 1 {
+		t.Errorf("%+v", s)
+	}
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+func TestAttemptsAtASupplyAreBounded(t *testing.T) {
+	b := newBox(t, Options{})
+	c := b.accept("p")
+	b.supply("kv", 1, SupplyOpen)
+	for nonce := range uint64(100) {
+		b.hear(c, b.fetchOf(nonce, 1, true, 1))
+		b.hear(c, &Finished{ID: "kv", Nonce: nonce, NS: b.ns.Fingerprint()})
+	}
+	if n := len(b.m.supplies[supplyKey{b.ns.Fingerprint(), "kv"}].takers); n != takersMax {
+		t.Errorf("%d attempts are remembered", n)
+	}
+	b.supply("kv", 1, SupplyEnded)
+	b.empty()
+}
+
+// A session that was idle is begun again at once, whoever asks while it ends.
+func TestIdleIsNoFailure(t *testing.T) {
+	b := newBox(t, Options{})
+	b.source(1, "p:1", RoleProbe)
+	b.probe(1, 1, 1)
+	c := b.dial("p:1", "p")
+	b.take()
+	b.hear(c, &Bye{Code: CodeIdle})
+	b.submit(2, 1, 1)
+	if len(of[Dial](b.take())) != 0 {
+		t.Error("it is dialed while it ends")
+	}
+	b.lose(c)
+	fx := b.take()
+	one(t, of[Dial](fx))
+	if n := of[Note](fx); len(n) != 0 {
+		t.Errorf("%v", n)
+	}
+	b.m.DialFailed(b.now, "p:1", "no")
+	b.m.CloseSource(b.now, 1)
+	b.empty()
+}
+
+func TestRoundsOfAPeerAreBounded(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 1 << 20, ParkedMax: 3})
+	c := b.accept("p")
+	busy := func(from, n int, await bool) (refused int) {
+		for i := range n {
+			b.m.Received(b.now, c, b.fetchOf(uint64(from+i), 1, await, 1))
+		}
+		for _, f := range sends[*Failed](b.take()) {
+			if f.Code == CodeBusy {
+				refused++
+			}
+		}
+		return refused
+	}
+	if n := busy(1, 10, true); n != 7 {
+		t.Errorf("%d of 10 for an id that nobody has heard of are refused", n)
+	}
+	if n := busy(100, RoundsMax, false); n != 3 {
+		t.Errorf("%d are refused", n)
+	}
+	b.hear(c, b.lookupOf(5000, 1, 1))
+	if a := one(t, sends[*Answer](b.take())); a.Code != CodeBusy {
+		t.Errorf("a lookup is answered %v", a.Code)
+	}
+	b.empty()
+}
+
 // Who says "duplicate" each time is not dialed as fast as it can say so.
 func TestDuplicateIsDialedAgainInAWhile(t *testing.T) {
 	b := newBox(t, Options{})
@@ -614,15 +745,18 @@ func TestRoundsMoveToTheOtherConnection(t *testing.T) {
 	b.probe(2, 1, 3)
 	c := b.dial("p:1", "p")
 	f := one(t, sends[*Fetch](b.take()))
+	b.m.Arrived(b.now, c, f.Nonce, f.Round, 0, true, 1)
 	b.hear(c, &Bye{Code: CodeDuplicate})
 	b.lose(c)
-	d := b.accept("p")
-	b.hear(d, &Pong{})
-	_ = f
+	b.take()
+	d := b.connected("")
+	b.hear(d, hello("p", "1"))
+	if g := one(t, of[Grant](b.take())); g.Index != 1 {
+		t.Errorf("block %d is granted again", g.Index)
+	}
 	if s := b.m.Stats(); s.Rounds != 2 || s.Failures[CodeUnreachable] != 0 {
 		t.Fatalf("%+v", s)
 	}
-	b.m.Arrived(b.now, d, f.Nonce, f.Round, 0, true, 1)
 	b.m.Arrived(b.now, d, f.Nonce, f.Round, 1, true, 2)
 	if r := of[Report](b.take()); len(r) == 0 || !r[len(r)-1].Last {
 		t.Errorf("reports %v", r)

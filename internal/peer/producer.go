@@ -718,7 +718,7 @@ func (m *Machine) finished(s *session, f *Finished) {
 		v.why = CodeOK // nobody is left to be told
 		m.endServe(v)
 	}
-	if p := m.supplies[supplyKey{f.NS, f.ID}]; p != nil && f.Complete && slices.Contains(p.takers, f.Nonce) && s.shown[f.NS] {
+	if p := m.supplies[supplyKey{f.NS, f.ID}]; p != nil && f.Complete && slices.Contains(p.takers, f.Nonce) {
 		p.fetched = true
 		m.release(p)
 	}
@@ -755,7 +755,6 @@ func (m *Machine) supply(p *supply, seq uint64, state SupplyState) {
 	case state == SupplyOpen && at < 0:
 		p.seqs = append(p.seqs, supplySeq{seq: seq})
 		p.fetched = false // served afresh
-		m.ended.forget(p.key)
 		for _, v := range slices.Clone(m.parked[p.key]) {
 			m.unawait(v)
 			m.join(v, p)
@@ -859,5 +858,3 @@ func (e *endedIDs) has(k supplyKey, now Time) bool {
 	_, ok := e.at[k]
 	return ok
 }
-
-func (e *endedIDs) forget(k supplyKey) { delete(e.at, k) }
