@@ -41,7 +41,6 @@ type sim struct {
 	other *block.Namespace // differs in its hash seed
 	steps int
 	log   []string
-	bad   string // what went wrong first
 
 	faults   int           // one of so many of the network's and of processes happens; 0: none
 	calm     bool          // nothing fails, and everything takes a millisecond
@@ -152,7 +151,6 @@ type simRequest struct {
 	role   core.PeerRole
 	leases map[block.Key]core.Lease
 	stored int // from the end
-	decode bool
 }
 
 func simKey(i int) block.Key {
