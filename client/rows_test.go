@@ -58,11 +58,10 @@ func TestEveryAccessChecksItsLease(t *testing.T) {
 	}
 	refused("nobody's", nil, client.Lease{}, client.Grant{})
 	n.restart(t)
-	for c.Ping(ctx) == nil { // until it has noticed
-	}
-	if err := c.WaitReady(ctx); err != nil {
-		t.Fatal(err)
-	}
+	until(t, "it has greeted again", func() bool {
+		info, err := c.Info()
+		return err == nil && info.Epoch != leases[0].Epoch
+	})
 	refused("of a lost session", client.ErrStale, leases[0], grants[0])
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
