@@ -538,9 +538,7 @@ func TestAttach(t *testing.T) {
 		t.Error("a mapped region counts as quiet")
 	}
 	m2.Close()
-	if n := f.b.Attached(); n != 0 {
-		t.Errorf("%d attaches are left", n)
-	}
+	until(t, "no attach is left", func() bool { return f.b.Attached() == 0 })
 	late := f.dial(t)
 	if err := late.call(wire.TypeAttach, &wire.Attach{Versions: wire.Versions{Min: 1, Max: 1}, Token: h.Token}, wire.Empty{}); !errors.Is(err, wire.ErrForbidden) {
 		t.Errorf("the token of a dead session: %v", err)
