@@ -149,23 +149,11 @@ type SetAsider interface {
 	SetAside(ctx context.Context, ns *block.Namespace, key block.Key, why string) error
 }
 
-// Binder is implemented by a tier whose source depends on the request, such as
-// peers. Closing the Source tells the tier that the request has finished.
-type Binder interface {
-	Bind(ctx context.Context, ns *block.Namespace, r Request) (Source, error)
-}
-
 // Source is one request's view of a tier.
 type Source interface {
 	Contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error
 	Read(ctx context.Context, ns *block.Namespace, items []Item)
 	Close()
-}
-
-// Request is what a Binder learns of a request.
-type Request struct {
-	ID     string
-	Params map[string]any // per-request parameters, as the engine gave them
 }
 
 // Statser is implemented by a tier that can tell its size. It does no I/O.

@@ -15,7 +15,7 @@ import (
 // buffers are quiet, for everything happens within it.
 //
 // Known is there if under has it; the other optional abilities are there
-// always, and do nothing where under has none. Binder is not passed on.
+// always, and do nothing where under has none.
 func Tier(under tier.Tier, set *Set) tier.Tier {
 	t := &faultyTier{Tier: under, set: set}
 	if k, ok := under.(tier.Knower); ok {
