@@ -57,10 +57,11 @@ type peers struct {
 	listens   string
 	net       []peer.Effect
 
-	notes  chan peer.Note
-	missed atomic.Int64 // notes that found it full
-	ending atomic.Bool  // what breaks now is of this node's own doing
-	last   atomic.Pointer[string]
+	notes      chan peer.Note
+	missed     atomic.Int64 // notes that found it full
+	violations atomic.Int64 // of connections that were refused
+	ending     atomic.Bool  // what breaks now is of this node's own doing
+	last       atomic.Pointer[string]
 }
 
 // facts is the bound tier as the core knows it.
@@ -207,7 +208,12 @@ func (p *peers) Received(conn peer.ConnID, msg peer.Message) {
 }
 
 func (p *peers) Lost(conn peer.ConnID, why error) {
-	p.event(func(m *peer.Machine, now peer.Time) { m.Lost(now, conn, why.Error()) })
+	p.event(func(m *peer.Machine, now peer.Time) {
+		if bad := (*peer.ProtocolError)(nil); errors.As(why, &bad) {
+			m.Violated(now, conn, bad.Error())
+		}
+		m.Lost(now, conn, why.Error())
+	})
 }
 
 func (p *peers) Arrived(conn peer.ConnID, nonce uint64, round, index uint32, ok bool, sum uint64) {
@@ -223,6 +229,9 @@ func (p *peers) Sent(serve peer.ServeID, index uint32, ok bool) {
 }
 
 func (p *peers) refused(addr string, err error) {
+	if bad := (*peer.ProtocolError)(nil); errors.As(err, &bad) {
+		p.violations.Add(1)
+	}
 	if host, _, e := net.SplitHostPort(addr); e == nil {
 		addr = host // a port says nothing, and makes every line look new
 	}
@@ -341,7 +350,7 @@ func (p *peers) status(c *core.Stats) *PeersStatus {
 	x := m.Stats()
 	s := &PeersStatus{NodeID: p.o.Machine.Node, Tier: PeersTier, Listen: p.listens, Advertise: p.o.Machine.Advertise, Mode: p.o.Mode, Peers: []PeerStatus{},
 		BlocksIn: x.Blocks, BytesIn: x.Bytes, BlocksOut: x.SentBlocks, BytesOut: x.SentBytes, Lookups: x.Lookups, Fetches: x.Fetches,
-		Failures: map[string]int64{}, Refused: map[string]int64{}, Violations: x.Violations, Deaths: x.Deaths, Corrupt: x.Corrupt,
+		Failures: map[string]int64{}, Refused: map[string]int64{}, Violations: x.Violations + p.violations.Load(), Deaths: x.Deaths, Corrupt: x.Corrupt,
 		Strays: x.Strays, FastFails: x.FastFails, HitsExpired: x.HitsExpired, HandoversExpired: c.HandoversExpired,
 		Sessions: x.Sessions, Sources: x.Sources, Rounds: x.Rounds, Serves: x.Serves, Supplies: x.Supplies, Parked: x.Parked, Aborts: x.Aborts,
 		Handovers: c.Handovers, Ended: x.Ended, Quarantined: m.Quarantined(), PinnedBytes: x.Pinned}

@@ -231,3 +231,33 @@ func TestPeerAway(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// TestPeerViolations: whoever breaks the protocol is counted and named, whether
+// the machine or the transport sees it, and in a session or before.
+func TestPeerViolations(t *testing.T) {
+	n := openNode(t, 8, nil, withPeers("a"))
+	count := func(want int64, text string) {
+		t.Helper()
+		for until := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			if s := n.Status().Peers; s.Violations == want && strings.Contains(s.LastError, text) {
+				return
+			} else if time.Now().After(until) {
+				t.Fatalf("%d violations, %q; want %d, %s", s.Violations, s.LastError, want, text)
+			}
+		}
+	}
+	c, err := net.Dial("tcp", n.Status().Peers.Advertise)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	count(1, "127.0.0.1: a connection was refused: frame.length")
+	n.peers.Connected(1<<40, "127.0.0.1:1", false)
+	n.peers.Received(1<<40, &peer.Hello{Version: peer.Version, Node: "b", Boot: "x", Advertise: "127.0.0.1:1", Window: 1})
+	n.peers.Lost(1<<40, fmt.Errorf("data connection: %w", &peer.ProtocolError{Code: peer.CodeProtocol, Field: "data.magic", Text: "odd"}))
+	count(2, "b at 127.0.0.1:1: broke the protocol: data.magic: odd")
+	idle(t, n)
+}

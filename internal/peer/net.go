@@ -368,6 +368,9 @@ func (n *Net) welcome(raw net.Conn, addr string, until time.Time) error {
 	if err == nil && !ok {
 		err = violated("frame.type", "the first message is %T, not a Hello", msg)
 	}
+	if err == nil && hello.Version == Version {
+		err = n.greeted(conn, "hello", hello.Node, hello.Advertise)
+	}
 	var bad *ProtocolError
 	if errors.As(err, &bad) {
 		_, _ = conn.Write(appendFrame(nil, &Bye{Code: bad.Code, Text: bad.Error()}))

@@ -194,6 +194,12 @@ func (s *tcpSession) read() {
 			s.end(endReason("control connection", err, s.n.o.ProgressTimeout))
 			return
 		}
+		if w, ok := msg.(*Welcome); ok && w.Version == Version {
+			if err := s.n.greeted(s.conn, "welcome", w.Node, w.Advertise); err != nil {
+				s.end(err)
+				return
+			}
+		}
 		s.in.max = ControlMax
 		s.n.sink.Received(s.id, msg)
 		if bye, ok := msg.(*Bye); ok {

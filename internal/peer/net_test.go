@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"math/big"
 	mrand "math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -1237,18 +1239,21 @@ func (ca *testCA) write(t testing.TB, name, typ string, der []byte) string {
 	return path
 }
 
-// files has a new certificate for a name or address.
-func (ca *testCA) files(t testing.TB, name string) TLSFiles {
+// files has a new certificate for a name or address, and for nodes if any are named.
+func (ca *testCA) files(t testing.TB, name string, nodes ...string) TLSFiles {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &x509.Certificate{SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour)}
+	x := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "of a test"}, NotAfter: time.Now().Add(time.Hour)}
 	if ip := net.ParseIP(name); ip != nil {
 		x.IPAddresses = []net.IP{ip}
 	} else {
 		x.DNSNames = []string{name}
+	}
+	for _, node := range nodes {
+		x.URIs = append(x.URIs, &url.URL{Scheme: "terrace", Host: "node", Path: "/" + node})
 	}
 	der, err := x509.CreateCertificate(rand.Reader, x, ca.cert, &key.PublicKey, ca.key)
 	if err != nil {
@@ -1261,9 +1266,9 @@ func (ca *testCA) files(t testing.TB, name string) TLSFiles {
 	return TLSFiles{Cert: ca.write(t, name+".pem", "CERTIFICATE", der), Key: ca.write(t, name+".key", "PRIVATE KEY", pkcs8), CA: ca.file}
 }
 
-func (ca *testCA) config(t testing.TB, name string) *tls.Config {
+func (ca *testCA) config(t testing.TB, name string, nodes ...string) *tls.Config {
 	t.Helper()
-	cfg, err := ca.files(t, name).Config()
+	cfg, err := ca.files(t, name, nodes...).Config()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1328,5 +1333,90 @@ func TestNetTLS(t *testing.T) {
 		if _, err := f.Config(); err == nil {
 			t.Errorf("%+v is taken", f)
 		}
+	}
+}
+
+// TestNetIdentity: with TLS a node is who its certificate says it is, whoever has
+// dialed.
+func TestNetIdentity(t *testing.T) {
+	leaks(t)
+	ca := newTestCA(t)
+	const server = "terrace"
+	for _, x := range []struct {
+		name            string
+		cert            string
+		nodes           []string // that the certificate is for
+		node, advertise string   // that the peer says
+		serverName      string
+		want            string // what is wrong with that
+	}{
+		{name: "its own address", cert: "127.0.0.1", node: "p", advertise: "127.0.0.1:7301"},
+		{name: "no address", cert: "127.0.0.1", node: "p"},
+		{name: "another's address", cert: "127.0.0.1", node: "p", advertise: "10.0.0.7:7301", want: `advertise: node "p" says it is at 10.0.0.7:7301; the certificate of "CN=of a test" is not for that`},
+		{name: "another's name", cert: "127.0.0.1", node: "p", advertise: "node-7:7301", want: "advertise: node"},
+		{name: "one name for all", cert: server, node: "p", advertise: "10.0.0.7:7301", serverName: server},
+		{name: "one name for all others", cert: "127.0.0.1", node: "p", advertise: "127.0.0.1:7301", serverName: server, want: "advertise: node"},
+		{name: "its own id", cert: "127.0.0.1", nodes: []string{"10.0.0.7:7301", "p 1/%?#"}, node: "p 1/%?#", advertise: "127.0.0.1:1"},
+		{name: "another's id", cert: "127.0.0.1", nodes: []string{"p"}, node: "q", advertise: "127.0.0.1:1", want: `node: it says it is "q"; the certificate of "CN=of a test" is another node's: [terrace://node/p]`},
+		{name: "a longer id", cert: "127.0.0.1", nodes: []string{"p"}, node: "p/p", want: "node: it says"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			theirs := ca.config(t, x.cert, x.nodes...)
+			theirs.ServerName = "127.0.0.1" // of ours, which is dialed
+			ours := ca.config(t, "127.0.0.1")
+			ours.ServerName = x.serverName
+			e := newNetEnd(t, NetOptions{Listen: "127.0.0.1:0", TLS: ours}, 1)
+
+			p := &testPeer{t: t, addr: e.Addr(), cfg: theirs}
+			p.Conn = p.dial()
+			p.in = newFrameReader(p.Conn)
+			p.say(&Hello{Version: Version, Node: x.node, Boot: "b", Advertise: x.advertise, Token: testToken(1), Window: 1})
+			if x.want == "" {
+				if _, ok := p.hear().(*Welcome); !ok {
+					t.Error("no welcome")
+				}
+			} else {
+				if b := p.bye(); b.Code != CodeProtocol || !strings.Contains(b.Text, "hello."+x.want) {
+					t.Errorf("%+v", b)
+				}
+				if ev := e.wait("Refused"); !strings.Contains(ev.err.Error(), "hello."+x.want) || ev.addr != p.LocalAddr().String() {
+					t.Error(ev)
+				}
+				e.none("Connected")
+			}
+
+			if x.cert != "127.0.0.1" || x.serverName != "" {
+				return // it is dialed by another name
+			}
+			ln, err := tls.Listen("tcp", "127.0.0.1:0", theirs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			e.Do(Dial{ln.Addr().String()})
+			c, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(15 * time.Second))
+			q := &testPeer{t: t, Conn: c, in: newFrameReader(c)}
+			q.hear()
+			before := e.Stats().Violations
+			q.say(&Welcome{Version: Version, Node: x.node, Boot: "b", Advertise: x.advertise})
+			welcome := func(e netEvent) bool { _, ok := e.msg.(*Welcome); return ok }
+			if x.want == "" {
+				e.waitFor("Received", welcome)
+				return
+			}
+			if b := q.bye(); b.Code != CodeProtocol || !strings.Contains(b.Text, "welcome."+x.want) {
+				t.Errorf("%+v", b)
+			}
+			ev := e.waitFor("Lost", func(ev netEvent) bool { return strings.Contains(ev.err.Error(), "welcome."+x.want) })
+			if bad := (*ProtocolError)(nil); !errors.As(ev.err, &bad) || e.Stats().Violations != before+1 {
+				t.Error(ev, "is not counted")
+			}
+			e.none("Received")
+		})
 	}
 }

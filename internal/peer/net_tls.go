@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 )
 
 // TLSFiles name PEM files for mutual TLS 1.3 between nodes.
@@ -40,6 +42,34 @@ func (f TLSFiles) Config() (*tls.Config, error) {
 		// Each session proves its certificate anew, and records are of full size at once.
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
 	}, nil
+}
+
+// greeted compares a greeting with the certificate of who sent it. Without TLS
+// everybody is who he says he is.
+func (n *Net) greeted(conn net.Conn, what, node, advertise string) error {
+	c, ok := conn.(*tls.Conn)
+	if !ok {
+		return nil
+	}
+	cert := c.ConnectionState().PeerCertificates[0]
+	subject := clip(cert.Subject.String(), 200)
+	if host, _, err := net.SplitHostPort(advertise); err == nil {
+		if err := cert.VerifyHostname(cmp.Or(n.o.TLS.ServerName, host)); err != nil {
+			return violated(what+".advertise", "node %q says it is at %s; the certificate of %q is not for that: %v", node, advertise, subject, err)
+		}
+	}
+	named := false
+	for _, u := range cert.URIs {
+		if u.Scheme == "terrace" && u.Host == "node" {
+			if named = true; strings.TrimPrefix(u.Path, "/") == node {
+				return nil
+			}
+		}
+	}
+	if named {
+		return violated(what+".node", "it says it is %q; the certificate of %q is another node's: %v", node, subject, cert.URIs)
+	}
+	return nil
 }
 
 // tlsClient begins TLS on a connection that was dialed. That the other side

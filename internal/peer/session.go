@@ -359,6 +359,16 @@ func (m *Machine) violation(s *session, what string) {
 	m.closeSession(s, CodeProtocol, what)
 }
 
+// Violated tells that what a session's peer sent, or who he is by his
+// certificate, is against the protocol. Lost follows.
+func (m *Machine) Violated(now Time, conn ConnID, what string) {
+	m.now = now
+	if s := m.sessions[conn]; s != nil && s.state != sessionClosing {
+		m.violation(s, what)
+	}
+	m.settle()
+}
+
 func (m *Machine) hello(s *session, h *Hello) {
 	if s.state != sessionAccepted {
 		m.violation(s, "a second greeting")
