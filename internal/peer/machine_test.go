@@ -1107,3 +1107,48 @@ func (h *hostile) step() {
 		}
 	}
 }
+
+// A peer that stops in order was told of as one that has died, at each restart.
+func TestOrderlyStopIsNoWarning(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		end  func(b *box, c ConnID)
+		want []bool // of the notes: whether they are warnings
+	}{
+		{"a stop", func(b *box, c ConnID) { b.hear(c, &Bye{Code: CodeDraining, Text: "this node is stopping"}) }, []bool{false}},
+		{"idle", func(b *box, c ConnID) { b.hear(c, &Bye{Code: CodeIdle}) }, nil},
+		{"duplicate", func(b *box, c ConnID) { b.hear(c, &Bye{Code: CodeDuplicate}) }, nil},
+		{"a reason", func(b *box, c ConnID) { b.hear(c, &Bye{Code: CodeProtocol}) }, []bool{true}},
+		{"none", func(b *box, c ConnID) {}, []bool{true}},
+	} {
+		b := newBox(t, Options{})
+		b.source(1, "p:1", RoleProbe)
+		b.submit(1, 1, 1)
+		c := b.dial("p:1", "p")
+		b.take()
+		x.end(b, c)
+		b.lose(c)
+		var got []bool
+		for _, n := range of[Note](b.take()) {
+			if got = append(got, n.Bad); !n.Bad && (n.Text != "the peer has stopped in order: this node is stopping" || n.Peer != "p at p:1") {
+				t.Errorf("%s: %+v", x.name, n)
+			}
+		}
+		if !slices.Equal(got, x.want) {
+			t.Errorf("%s: warnings %v, want %v", x.name, got, x.want)
+		}
+		if x.name == "a stop" { // what comes to it before it is back fails at once
+			b.submit(2, 1, 1)
+			if fx := b.take(); len(of[Dial](fx)) != 0 || len(of[Report](fx)) != 1 {
+				t.Error(fx)
+			}
+			b.live(time.Second)
+			b.submit(3, 1, 1)
+			one(t, of[Dial](b.take()))
+			b.m.DialFailed(b.now, "p:1", "refused")
+			if n := one(t, of[Note](b.take())); !n.Bad {
+				t.Error("a dial that fails is no warning")
+			}
+		}
+	}
+}

@@ -114,6 +114,9 @@ const (
 	dialPause  = 100 * time.Millisecond // before a peer is dialed that has just said there is another connection
 )
 
+// stopped is why a session ends whose peer has said so: the ordinary course.
+const stopped = "the peer has stopped in order"
+
 // leadsTo says that a link's address is where a session's peer is.
 func (l *link) leadsTo(s *session) bool {
 	return s.addr == l.addr || s.advertise == l.addr || l.node != "" && l.node == s.node
@@ -187,7 +190,9 @@ func (m *Machine) pause(l *link, why string) {
 	l.why, l.late = why, 0
 	l.delay = min(max(2*l.delay, m.o.DownBase), m.o.DownMax)
 	l.down = m.now + Time(l.delay)
-	m.note(l.addr, true, "peer is down: "+why)
+	if why != stopped {
+		m.note(l.addr, true, "peer is down: "+why)
+	}
 }
 
 func (m *Machine) failWaiting(l *link, code Code) {
@@ -578,6 +583,9 @@ func (m *Machine) bye(s *session, b *Bye) {
 		s.closing = "duplicate"
 	case CodeIdle:
 		s.closing = "idle"
+	case CodeDraining:
+		s.closing = stopped
+		m.note(s.name(), false, stopped+": "+b.Text)
 	}
 	m.drop(s, fmt.Sprintf("the peer ended the session: %s (code %d)", b.Text, b.Code))
 	for _, l := range m.sortedLinks() {
