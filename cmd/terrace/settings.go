@@ -111,15 +111,15 @@ func options(c *config.Config) terrace.Options {
 	}
 	if p := &c.Peers; p.Listen != "" {
 		listen, _, err := config.ParseListen(p.Listen)
-		quota, qerr := p.QuotaBytes(c.Primary.Size)
+		quota, total, qerr := p.QuotaBytes(c.Primary.Size)
 		if err = errors.Join(err, qerr); err != nil {
 			panic(err) // Load has checked it
 		}
 		t := &p.Timeouts
 		o.Peers = &terrace.Peers{Listen: listen, Advertise: p.AdvertiseAddr(), NodeID: p.NodeID, LoadTimeout: t.Load, PrefillTimeout: t.Prefill,
 			TLS: terrace.PeerTLS{Cert: p.TLS.Cert, Key: p.TLS.Key, CA: p.TLS.CA, ServerName: p.TLS.ServerName},
-			Bounds: terrace.PeerBounds{DataConns: p.DataConnections, QuotaBytes: quota, LookupsPerSec: p.LookupsPerSec, SessionsMax: p.Sessions,
-				ParkedMax: p.Parked, ConnectTimeout: t.Connect, LookupTimeout: t.Lookup, AbortTimeout: t.Abort, HitTimeout: t.Hit,
+			Bounds: terrace.PeerBounds{DataConns: p.DataConnections, QuotaBytes: quota, PinnedMax: total, LookupsPerSec: p.LookupsPerSec, SessionsMax: p.Sessions,
+				LinksMax: p.Addresses, ParkedMax: p.Parked, ConnectTimeout: t.Connect, LookupTimeout: t.Lookup, AbortTimeout: t.Abort, HitTimeout: t.Hit,
 				ParkTimeout: t.Park, IdleTimeout: t.Idle, PingEvery: t.Heartbeat, PingMisses: t.Misses}}
 	}
 	if o.Bounds.ReservePercent == 0 {

@@ -70,8 +70,10 @@ type Peers struct {
 	TLS             PeerTLS      `yaml:"tls"`
 	DataConnections int          `yaml:"data_connections" min:"1" max:"16" doc:"connections for blocks of a session that this node begins, beside the one for control"`
 	Quota           string       `yaml:"quota" doc:"bytes that are pinned at most for one peer: a size, or a percentage of the primary such as 25%"`
+	QuotaTotal      string       `yaml:"quota_total" doc:"bytes that are pinned at most for all peers together, not less than peers.quota; default: twice that"`
 	LookupsPerSec   int          `yaml:"lookups_per_second" min:"1" max:"1000000" doc:"lookups of one peer; more are refused"`
 	Sessions        int          `yaml:"sessions" min:"1" max:"65536" doc:"peers connected at a time"`
+	Addresses       int          `yaml:"addresses" min:"1" max:"65536" doc:"peers' addresses that engines name in requests at a time; those that nobody uses make room"`
 	Parked          int          `yaml:"parked" min:"1" max:"65536" doc:"fetches of one peer that wait for a request which no engine here has begun yet"`
 	Timeouts        PeerTimeouts `yaml:"timeouts"`
 }

@@ -197,6 +197,9 @@ func TestFaults(t *testing.T) {
 				`peers.timeouts.misses = "1" (t.yaml:1) is too small; write 2 or more`, `peers.quota = "101%" (t.yaml:1) is not a percentage from 1% to 100%`, `has 257 bytes, at most 256`}},
 		{name: "half of tls", file: "peers: {listen: '10.0.0.7:7301', tls: {cert: a}, quota: lots}", want: []string{`peers.tls.key is empty; peers.tls needs cert, key and ca`, `peers.tls.ca is empty`,
 			`peers.quota = "lots" (t.yaml:1) is neither a size nor a percentage`}},
+		{name: "quotas of peers", file: "primary: {size: 1GiB}\npeers: {quota: 50%, quota_total: 400MiB, addresses: 0}", want: []string{`peers.quota_total = "400MiB" (t.yaml:2) is less than peers.quota, which is 50%`,
+			`peers.addresses = "0" (t.yaml:2) is too small; write 1 or more`}},
+		{name: "no quota of all", file: "peers: {quota_total: 101%}", want: []string{`peers.quota_total = "101%" (t.yaml:1) is not a percentage from 1% to 100%`}},
 		{name: "peers anywhere", file: "peers: {listen: '0.0.0.0:7301', insecure: true}", want: []string{`peers.advertise is empty, and peers.listen is 0.0.0.0:7301, which nobody can dial`}},
 		{name: "peers told of a wildcard", file: "peers: {listen: '0.0.0.0:7301', insecure: true, advertise: '[::]:7301'}", want: []string{`peers.advertise = "[::]:7301" (t.yaml:1) is a wildcard`}},
 		{name: "peers told of loopback", file: "peers: {listen: '10.0.0.7:7301', insecure: true, advertise: 'localhost:7301'}", want: []string{`peers.advertise = "localhost:7301" (t.yaml:1) is a loopback address, which means another host to every peer`}},
@@ -227,17 +230,17 @@ func TestFaults(t *testing.T) {
 func TestPeers(t *testing.T) {
 	for _, x := range []struct {
 		file, advertise string
-		quota           int64
+		quota, total    int64
 	}{
-		{"peers: {listen: ':7301'}", "", 256 << 20},
-		{"peers: {listen: '[::1]:0', advertise: '[0:0::1]:0', quota: 1MiB}", "[::1]:0", 1 << 20},
-		{"peers: {listen: '0.0.0.0:1', insecure: true, advertise: 'node-7:2', quota: 100%}", "node-7:2", 1 << 30},
-		{"peers: {listen: '10.0.0.7:1', tls: {cert: a, key: b, ca: c}}", "", 256 << 20},
+		{"peers: {listen: ':7301'}", "", 256 << 20, 512 << 20},
+		{"peers: {listen: '[::1]:0', advertise: '[0:0::1]:0', quota: 1MiB, quota_total: 50%}", "[::1]:0", 1 << 20, 512 << 20},
+		{"peers: {listen: '0.0.0.0:1', insecure: true, advertise: 'node-7:2', quota: 100%, quota_total: 100%}", "node-7:2", 1 << 30, 1 << 30},
+		{"peers: {listen: '10.0.0.7:1', tls: {cert: a, key: b, ca: c}, quota_total: 300MiB}", "", 256 << 20, 300 << 20},
 	} {
 		c := load(t, input(t, "primary: {size: 1GiB}\n"+x.file, nil))
-		q, err := c.Peers.QuotaBytes(c.Primary.Size)
-		if got := c.Peers.AdvertiseAddr(); got != x.advertise || err != nil || (q-x.quota)/100 > 1 || (x.quota-q)/100 > 1 {
-			t.Errorf("%s: advertised %q, quota %d, %v", x.file, got, q, err)
+		q, all, err := c.Peers.QuotaBytes(c.Primary.Size)
+		if got := c.Peers.AdvertiseAddr(); got != x.advertise || err != nil || (q-x.quota)/100 > 1 || (x.quota-q)/100 > 1 || (all-x.total)/100 > 1 || (x.total-all)/100 > 1 {
+			t.Errorf("%s: advertised %q, quota %d of %d, %v", x.file, got, q, all, err)
 		}
 	}
 }

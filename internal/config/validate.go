@@ -159,8 +159,16 @@ func ParseListen(text string) (addr string, loopback bool, err error) {
 // peers checks how other nodes reach this one.
 func (l *loader) peers(bad func(path, problem string)) {
 	p := &l.cfg.Peers
-	if _, err := p.QuotaBytes(l.cfg.Primary.Size); err != nil {
+	each, err := quotaBytes(p.Quota, l.cfg.Primary.Size)
+	if err != nil {
 		bad("peers.quota", err.Error())
+	}
+	if p.QuotaTotal != "" {
+		if all, err := quotaBytes(p.QuotaTotal, l.cfg.Primary.Size); err != nil {
+			bad("peers.quota_total", err.Error())
+		} else if all < each {
+			bad("peers.quota_total", fmt.Sprintf("is less than peers.quota, which is %s", p.Quota))
+		}
 	}
 	for _, f := range []struct{ path, text string }{{"peers.tls.cert", p.TLS.Cert}, {"peers.tls.key", p.TLS.Key}, {"peers.tls.ca", p.TLS.CA}} {
 		if p.TLS != (PeerTLS{}) && f.text == "" {
@@ -210,11 +218,20 @@ func (l *loader) peers(bad func(path, problem string)) {
 // peerTextMax bounds what nodes say of themselves to each other, in bytes.
 const peerTextMax = 256
 
-// QuotaBytes is what quota says, in bytes, for a primary of that size.
-func (p *Peers) QuotaBytes(primary Size) (int64, error) {
-	number, percent := strings.CutSuffix(p.Quota, "%")
+// QuotaBytes is what one peer, and all together, may have pinned of a primary of
+// that size.
+func (p *Peers) QuotaBytes(primary Size) (each, all int64, err error) {
+	if each, err = quotaBytes(p.Quota, primary); err != nil || p.QuotaTotal == "" {
+		return each, 2 * each, err
+	}
+	all, err = quotaBytes(p.QuotaTotal, primary)
+	return each, all, err
+}
+
+func quotaBytes(text string, primary Size) (int64, error) {
+	number, percent := strings.CutSuffix(text, "%")
 	if !percent {
-		s, err := ParseSize(p.Quota)
+		s, err := ParseSize(text)
 		if err != nil || s < 1 {
 			return 0, fmt.Errorf("is neither a size nor a percentage; write one such as 1GiB or 25%%")
 		}
