@@ -12,20 +12,20 @@ import (
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/client"
+	"github.com/terrace-kv/terrace/internal/netfault"
 )
 
 // pair is a producer behind a proxy, and a consumer.
 type pair struct {
 	t    *testing.T
-	net  *proxy
+	net  *netfault.Proxy
 	a, b *node
 	ks   []block.Key
 }
 
 func newPair(t *testing.T, args ...string) *pair {
-	p := &pair{t: t, net: newProxy(t, "127.0.0.9"), ks: keys("pair", 100)}
-	p.a = start(t, "a", "127.0.0.1", spec(small), append([]string{"--peers-advertise", p.net.addr()}, args...)...)
-	p.net.set(func(n *proxy) { n.to = p.a.peers })
+	p := &pair{t: t, net: newProxy(t), ks: keys("pair", 100)}
+	p.a = behind(t, p.net, "a", "127.0.0.1", args...)
 	p.b = start(t, "b", "127.0.0.2", spec(small), args...)
 	p.a.has(p.ks)
 	return p
@@ -35,7 +35,7 @@ func newPair(t *testing.T, args ...string) *pair {
 // the middle of it.
 func (p *pair) loading() *client.Request {
 	p.t.Helper()
-	p.net.set(func(n *proxy) { n.rate[away] = 5 * time.Millisecond })
+	p.net.Set(func(s *netfault.State) { s.Pause[netfault.Away] = 5 * time.Millisecond })
 	r := p.b.request("victim", from(p.a, source, "kv-victim"))
 	before := p.b.status().Peers.BlocksIn
 	p.look(r)
@@ -60,7 +60,7 @@ func (p *pair) look(r *client.Request) {
 // nothing checks that nothing is left, and that the same id is as good as new.
 func (p *pair) nothing() {
 	p.t.Helper()
-	p.net.set(func(n *proxy) { n.stop, n.rate = [2]bool{}, [2]time.Duration{} })
+	p.net.Set(func(s *netfault.State) { s.Stop, s.Pause = [2]bool{}, [2]time.Duration{} })
 	empty(p.t, p.a, p.b)
 	p.forget()
 	asked := p.a.status().Peers.Lookups
@@ -108,12 +108,12 @@ func TestFinishedRequestLeavesNothing(t *testing.T) {
 	})
 	step("cancellation fails at once", func(t *testing.T) {
 		r := p.loading()
-		p.net.cut()
+		p.net.Cut()
 		b.finish(r)
 	})
 	step("and so does the peer right after it", func(t *testing.T) {
 		b.finish(p.loading())
-		p.net.cut()
+		p.net.Cut()
 	})
 	step("outcome buffered", func(t *testing.T) {
 		r := b.request("victim", from(a, source, "kv-victim"))
@@ -128,7 +128,7 @@ func TestFinishedRequestLeavesNothing(t *testing.T) {
 	})
 	step("session over before the answer to the abort", func(t *testing.T) {
 		r := p.loading()
-		p.net.set(func(n *proxy) { n.stop = [2]bool{true, true} })
+		p.net.Set(func(s *netfault.State) { s.Stop = [2]bool{true, true} })
 		b.finish(r)
 		eventually(t, bound(), "abort", func() error {
 			if s := b.status().Peers; s.Aborts != 1 {
@@ -136,11 +136,11 @@ func TestFinishedRequestLeavesNothing(t *testing.T) {
 			}
 			return nil
 		})
-		p.net.cut()
+		p.net.Cut()
 	})
 	step("no answer to the abort", func(t *testing.T) {
 		r := p.loading()
-		p.net.set(func(n *proxy) { n.stop = [2]bool{true, true} })
+		p.net.Set(func(s *netfault.State) { s.Stop = [2]bool{true, true} })
 		b.finish(r)
 		eventually(t, bound(), "end of the session", func() error {
 			if s := b.status().Peers; s.Aborts != 0 {
@@ -148,21 +148,21 @@ func TestFinishedRequestLeavesNothing(t *testing.T) {
 			}
 			return nil
 		})
-		p.net.set(func(n *proxy) { n.stop = [2]bool{} })
+		p.net.Set(func(s *netfault.State) { s.Stop = [2]bool{} })
 	})
 	step("late blocks", func(t *testing.T) {
 		r := p.loading()
-		p.net.set(func(n *proxy) { n.stop[away] = true })
+		p.net.Set(func(s *netfault.State) { s.Stop[netfault.Away] = true })
 		b.finish(r)
-		p.net.set(func(n *proxy) { n.stop[away] = false }) // they come now
+		p.net.Set(func(s *netfault.State) { s.Stop[netfault.Away] = false }) // they come now
 	})
 	step("load timed out", func(t *testing.T) {
 		r := p.loading()
-		p.net.set(func(n *proxy) { n.stop[away] = true })
+		p.net.Set(func(s *netfault.State) { s.Stop[netfault.Away] = true })
 		if got, took := b.load(r, p.ks); got == len(p.ks) || took > 10*time.Second {
 			t.Errorf("%d blocks after %v", got, took)
 		}
-		p.net.set(func(n *proxy) { n.stop[away] = false })
+		p.net.Set(func(s *netfault.State) { s.Stop[netfault.Away] = false })
 		b.finish(r)
 	})
 	step("engine gone", func(t *testing.T) {
@@ -242,10 +242,8 @@ func TestKilledInMidLoad(t *testing.T) {
 	}
 	p.b.finish(r)
 	empty(t, p.b)
-	again := start(t, "a", "127.0.0.1", spec(small), "--peers-advertise", p.net.addr())
-	p.net.set(func(n *proxy) { n.to = again.peers })
-	p.a = again
-	again.has(p.ks)
+	p.a = behind(t, p.net, "a", "127.0.0.1")
+	p.a.has(p.ks)
 	p.nothing()
 }
 

@@ -26,6 +26,7 @@ import (
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/client"
 	"github.com/terrace-kv/terrace/internal/content"
+	"github.com/terrace-kv/terrace/internal/netfault"
 	nodes "github.com/terrace-kv/terrace/internal/node"
 )
 
@@ -200,6 +201,25 @@ func startIn(t testing.TB, netns, name, host string, sp block.Spec, args ...stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = n.c.Close() })
+	return n
+}
+
+// newProxy is a network in front of a node.
+func newProxy(t testing.TB) *netfault.Proxy {
+	t.Helper()
+	p, err := netfault.Listen("127.0.0.9:0", netfault.Faults{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// behind runs a node that is reached through a proxy only.
+func behind(t testing.TB, p *netfault.Proxy, name, host string, args ...string) *node {
+	t.Helper()
+	n := start(t, name, host, spec(small), append([]string{"--peers-advertise", p.Addr()}, args...)...)
+	p.Set(func(s *netfault.State) { s.To = n.peers })
 	return n
 }
 
