@@ -29,7 +29,7 @@ func (o *output) Write(b []byte) (int, error) {
 // The demo has hits from the bucket, ends when it is interrupted, and leaves
 // nothing behind.
 func TestDemo(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // it may have to build the server
 	defer cancel()
 	out := &output{on: func(s string) {
 		if strings.Count(s, "replay: using the node") == 2 {
