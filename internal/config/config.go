@@ -40,7 +40,7 @@ type Log struct {
 
 // Core has the bounds of every wait; docs/architecture.md names their ends.
 type Core struct {
-	LookupTimeout       time.Duration `yaml:"lookup_timeout" min:"1ms" max:"1h" doc:"from a request's first lookup that is not final, until what is pending becomes a miss"`
+	LookupTimeout       time.Duration `yaml:"lookup_timeout" min:"1ms" max:"1h" doc:"from a request's first lookup that is not final, until what is pending becomes a miss; longer for one that loads from a peer, see peers.timeouts"`
 	ProbeTimeout        time.Duration `yaml:"probe_timeout" min:"1ms" max:"1h" doc:"for asking a tier whether it has a block"`
 	PromoteTimeout      time.Duration `yaml:"promote_timeout" min:"1ms" max:"1h" doc:"for reading blocks from a tier into the primary"`
 	CascadeTimeout      time.Duration `yaml:"cascade_timeout" min:"1ms" max:"1h" doc:"for writing blocks from the primary to a tier"`
@@ -92,7 +92,7 @@ type PeerTLS struct {
 type PeerTimeouts struct {
 	Connect   time.Duration `yaml:"connect" min:"10ms" max:"1m" doc:"from the need of a session until it is up"`
 	Lookup    time.Duration `yaml:"lookup" min:"10ms" max:"10m" doc:"for asking a peer which blocks it has"`
-	Load      time.Duration `yaml:"load" min:"10ms" max:"1h" doc:"for loading blocks that a peer has (remote_kv_source)"`
+	Load      time.Duration `yaml:"load" min:"10ms" max:"1h" doc:"for loading blocks that a peer has (remote_kv_source); a lookup waits as long, beside connect and lookup"`
 	Prefill   time.Duration `yaml:"prefill" min:"10ms" max:"1h" doc:"for loading blocks that a peer may still have to compute (remote_prefiller); a lookup waits as long"`
 	Abort     time.Duration `yaml:"abort" min:"10ms" max:"10m" doc:"for a peer's answer to an abort; then its session ends"`
 	Hit       time.Duration `yaml:"hit" min:"10ms" max:"10m" doc:"how long what a peer was told it may have stays pinned until it fetches"`

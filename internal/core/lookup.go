@@ -63,12 +63,15 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 	return w.id, nil
 }
 
-// lookupTimeout is longer for a request whose blocks another node may still have
-// to compute.
+// lookupTimeout is at least what the bound tier has for a request's blocks: to
+// give them up earlier would waste what is on its way.
 func (c *Core) lookupTimeout(q *request) time.Duration {
 	d := c.opt.LookupTimeout
 	for t := range c.tiers {
-		if f := &c.tiers[t].facts; f.Bound && q.params.Peer == PeerAssume {
+		switch f := &c.tiers[t].facts; {
+		case f.Bound && q.params.Peer == PeerProbe:
+			d = max(d, f.ProbeTimeout+f.PromoteTimeout)
+		case f.Bound && q.params.Peer == PeerAssume:
 			d = max(d, f.AssumeTimeout)
 		}
 	}

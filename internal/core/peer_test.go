@@ -159,6 +159,55 @@ func TestPrefillerIsWaitedFor(t *testing.T) {
 	r.idle()
 }
 
+// A load from a peer that has the blocks was given up after core.lookup_timeout,
+// in the middle of its own bound.
+func TestSourceIsWaitedFor(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		answer Time // of the probe
+		load   time.Duration
+		tokens int64
+	}{
+		{"in time", Time(3 * time.Second), 55 * time.Second, 32},
+		{"too late", Time(3 * time.Second), 61 * time.Second, 0},
+		{"no answer to the probe", 0, 4 * time.Second, 0},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			r := newPeerRig(t, 20, func(o *Options) {
+				o.LookupTimeout, o.Tiers[1].ProbeTimeout = time.Second, 4*time.Second
+			})
+			r.bound("a", PeerProbe)
+			r.request("b") // without a peer it waits no longer than any
+			_, w := r.lookup("a", keyRange(0, 2), r.now+long)
+			var p StartJob
+			if x.answer > 0 {
+				r.tick(time.Duration(x.answer))
+				r.c.ProbeResult(r.now, r.jobs(ProbeJob)[0].ID, []bool{true, true}, true)
+				r.check()
+				p = r.jobs(Promotion)[0]
+				_, b := r.lookup("b", keyRange(0, 2), r.now+long)
+				r.tick(time.Second)
+				r.want("b", r.answer(b).Groups[0].Verdicts, []Verdict{MissWaited, MissWaited})
+				r.tick(x.load - time.Second)
+			} else {
+				r.tick(x.load)
+			}
+			if x.tokens > 0 {
+				r.want("answered early", r.answered(w), false)
+				r.results(p, Done, 0)
+			}
+			r.want("tokens", r.answer(w).Tokens, x.tokens)
+			r.finish("a")
+			r.finish("b")
+			if x.answer > 0 && x.tokens == 0 {
+				r.results(p, Failed, tier.CauseNetwork)
+			}
+			r.tick(time.Minute)
+			r.idle()
+		})
+	}
+}
+
 // Each judges keys by themselves: what is there is pinned behind what is not,
 // and groups may be empty.
 func TestLookupEach(t *testing.T) {
