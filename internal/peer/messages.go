@@ -36,7 +36,7 @@ const (
 	CodeDraining    Code = 7  // the producer is stopping
 	CodeTimeout     Code = 8  // the bound of the round has passed
 	CodeFailed      Code = 9  // reading it from below, or sending it, failed
-	CodeSuperseded  Code = 10 // the same id was asked for again by a newer attempt
+	_               Code = 10 // reserved: nobody has ever sent it
 	CodeProtocol    Code = 11 // the other side broke the protocol
 	CodeVersion     Code = 12 // no common version
 	CodeDuplicate   Code = 13 // the other connection of these two nodes stays

@@ -4,12 +4,12 @@ import "fmt"
 
 var codeNames = [codeEnd]string{
 	CodeOK: "ok", CodeAbsent: "absent", CodeEnded: "ended", CodeNamespace: "namespace", CodeNoRoom: "no_room", CodeQuota: "quota",
-	CodeBusy: "busy", CodeDraining: "draining", CodeTimeout: "timeout", CodeFailed: "failed", CodeSuperseded: "superseded",
+	CodeBusy: "busy", CodeDraining: "draining", CodeTimeout: "timeout", CodeFailed: "failed",
 	CodeProtocol: "protocol", CodeVersion: "version", CodeDuplicate: "duplicate", CodeSelf: "self", CodeIdle: "idle", CodeUnreachable: "unreachable",
 }
 
 func (c Code) String() string {
-	if c < codeEnd {
+	if c < codeEnd && codeNames[c] != "" {
 		return codeNames[c]
 	}
 	return fmt.Sprintf("code_%d", uint8(c))
@@ -18,7 +18,7 @@ func (c Code) String() string {
 // Codes lists why a round or a block may be refused or may fail, for counters
 // created at zero.
 func Codes() []Code {
-	return []Code{CodeAbsent, CodeEnded, CodeNamespace, CodeNoRoom, CodeQuota, CodeBusy, CodeDraining, CodeTimeout, CodeFailed, CodeSuperseded, CodeUnreachable}
+	return []Code{CodeAbsent, CodeEnded, CodeNamespace, CodeNoRoom, CodeQuota, CodeBusy, CodeDraining, CodeTimeout, CodeFailed, CodeUnreachable}
 }
 
 // Info is what there is to tell of one peer: of a session, or of an address

@@ -635,3 +635,14 @@ func FuzzDataHead(f *testing.F) {
 		}
 	})
 }
+
+// Codes are numbers of the protocol: one that is given up stays free, and each
+// other has a name.
+func TestCodeNames(t *testing.T) {
+	want := []string{"ok", "absent", "ended", "namespace", "no_room", "quota", "busy", "draining", "timeout", "failed", "code_10", "protocol", "version", "duplicate", "self", "idle", "unreachable", "code_17"}
+	for i, name := range want {
+		if got := Code(i).String(); got != name {
+			t.Errorf("%d is %q, want %q", i, got, name)
+		}
+	}
+}
