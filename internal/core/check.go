@@ -1,6 +1,9 @@
 package core
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // CheckInvariants walks every table and reports the first contradiction. It is
 // for tests and for builds with invariants: its cost grows with the primary.
@@ -162,6 +165,9 @@ func (c *Core) CheckInvariants() error {
 	overdue, inflight := make([]int64, len(c.tiers)), make([]int64, len(c.tiers))
 	jobQuiet := map[Slot]bool{}
 	for _, j := range c.jobs {
+		if j.asker != nil && j.asker.params.Peer != PeerNone && (j.asker.seq != j.src || !slices.Contains(j.asker.asked, j)) {
+			return fmt.Errorf("request %q does not know of its job %d", j.asker.id, j.id)
+		}
 		open, loud := 0, 0
 		for i := range j.blocks {
 			b := &j.blocks[i]

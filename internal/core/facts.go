@@ -164,7 +164,7 @@ func (c *Core) startProbes(q *request) {
 				n = min(n, ProbeKeysMax)
 			}
 			j := c.newJob(ProbeJob, t, q.s.ns, ts.facts.ProbeTimeout)
-			j.src = c.source(t, q)
+			c.ask(j, q)
 			j.keys, ts.probes = ts.probes[:n:n], ts.probes[n:]
 			c.startJob(j)
 		}

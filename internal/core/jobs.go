@@ -63,6 +63,7 @@ type job struct {
 	loud    int  // blocks whose buffer may still be touched
 	overdue bool // its deadline settled some outcome
 	src     uint64
+	asker   *request // whose source src is, or nil
 	timer   timer
 	reset   *reset
 	dropped bool // whose request is over
@@ -83,6 +84,13 @@ func (c *Core) newJob(k JobKind, t int, ns NamespaceID, within time.Duration) *j
 	return j
 }
 
+// ask makes a job on the bound tier that of a request's source.
+func (c *Core) ask(j *job, q *request) {
+	if j.src = c.source(j.tier, q); j.src != 0 {
+		j.asker = q
+	}
+}
+
 func (j *job) add(s Slot, q *request) {
 	j.blocks = append(j.blocks, jobBlock{slot: s, q: q})
 	j.open++
@@ -92,6 +100,9 @@ func (j *job) add(s Slot, q *request) {
 // startJob enters a job into the table and asks for it to be run.
 func (c *Core) startJob(j *job) {
 	c.jobs[j.id] = j
+	if j.asker != nil {
+		j.asker.asked = append(j.asker.asked, j)
+	}
 	c.timers.arm(&j.timer, j.timer.at)
 	blocks := make([]JobBlock, 0, len(j.blocks)+len(j.keys))
 	for i := range j.blocks {
@@ -341,6 +352,11 @@ func (c *Core) quietBlock(j *job, i int) {
 func (c *Core) endJob(j *job) {
 	c.timers.disarm(&j.timer)
 	delete(c.jobs, j.id)
+	if q := j.asker; q != nil {
+		if i := slices.Index(q.asked, j); i >= 0 {
+			q.asked = slices.Delete(q.asked, i, i+1)
+		}
+	}
 	if r := j.reset; r != nil {
 		if r.jobs--; r.jobs == 0 {
 			c.endReset(true)

@@ -670,7 +670,7 @@ func (j *judgement) startPromotions(tokens int64) bool {
 					within = c.tiers[t].facts.AssumeTimeout
 				}
 				jobs[t] = c.newJob(Promotion, t, j.q.s.ns, within)
-				jobs[t].src = c.source(t, j.q)
+				c.ask(jobs[t], j.q)
 			}
 			c.fillSlot(s, e, j.q.s.ns, key, fill{slot: s, kind: fillPromote, job: jobs[t], idx: len(jobs[t].blocks)})
 			jobs[t].add(s, nil)

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -205,6 +206,36 @@ func TestSourceIsWaitedFor(t *testing.T) {
 			r.tick(time.Minute)
 			r.idle()
 		})
+	}
+}
+
+// The end of a request with a source took as long as there were jobs of others.
+func TestFinishDoesNotLookAtJobsOfOthers(t *testing.T) {
+	finish := func(others int) (least time.Duration) {
+		r := newPeerRig(t, 8, nil)
+		load := func(id string) {
+			r.bound(id, PeerProbe)
+			r.must(r.c.Lookup(r.now, r.sid, id, [][]block.Key{keyRange(0, 2)}, LookupOptions{WaitUntil: r.now + long}, &Answer{}))
+		}
+		for i := range others {
+			load(fmt.Sprint("other ", i))
+		}
+		for range 50 {
+			load("a")
+			began := time.Now()
+			r.must(nil, r.c.Finish(r.now, r.sid, "a"))
+			if took := time.Since(began); least == 0 || took < least {
+				least = took
+			}
+			r.fx = r.c.TakeEffects(r.fx[:0])
+			r.want("cancelled", len(effects[CancelJob](r)), 1)
+		}
+		r.want("jobs", len(r.c.jobs), others)
+		r.check()
+		return least
+	}
+	if few, many := finish(10), finish(10_000); many > 20*few+20*time.Microsecond {
+		t.Errorf("%v with 10 jobs of others, %v with 10,000", few, many)
 	}
 }
 

@@ -56,6 +56,8 @@ type request struct {
 	wait        *waitingLookup
 	dirty       bool // in core.rejudge
 
+	asked []*job // on the bound tier, by its source; each is in core.jobs
+
 	handover timer
 	keeping  int // blocks that others fill and that it is to keep
 
@@ -221,8 +223,10 @@ func (c *Core) dropSource(q *request) {
 		return
 	}
 	q.params.Peer = PeerNone
-	for _, j := range c.sortedJobs() {
-		if j.src != q.seq || j.open == 0 && j.kind != ProbeJob {
+	asked := q.asked
+	q.asked = nil
+	for _, j := range asked {
+		if j.open == 0 && j.kind != ProbeJob {
 			continue
 		}
 		j.dropped = true
