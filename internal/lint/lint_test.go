@@ -72,7 +72,8 @@ var anyone = []string{"internal/invariants", "internal/lifecycle", "internal/met
 // concrete tiers, and what only tests may use.
 var (
 	concrete  = []string{"tier/fstier", "tier/objtier"}
-	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test"}
+	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test",
+		"github.com/minio/minio-go/v7/pkg/signer"}
 )
 
 // unsafeIn lists who may import unsafe or C, and why.
@@ -154,6 +155,8 @@ func importFaults(p pkg) (faults []string) {
 			if unsafeIn[name] == "" {
 				faults = append(faults, fmt.Sprintf("%s imports %s; only %v may", name, path, unsafeIn))
 			}
+		case slices.Contains(testsOnly, path):
+			faults = append(faults, fmt.Sprintf("%s imports %s: only tests may", name, path))
 		case path != module && !strings.HasPrefix(path, module+"/"):
 		case slices.Contains(concrete, dep) && !strings.HasPrefix(name, "cmd/"):
 			faults = append(faults, fmt.Sprintf("%s imports %s: only cmd may import a concrete tier", name, dep))
@@ -179,6 +182,9 @@ func TestImportRulesCanFail(t *testing.T) {
 	}
 	if len(importFaults(pkg{ImportPath: module + "/internal/node", Imports: []string{"unsafe"}})) == 0 {
 		t.Error("node may import unsafe")
+	}
+	if len(importFaults(pkg{ImportPath: module + "/internal/s3", Imports: []string{"github.com/minio/minio-go/v7/pkg/signer"}})) == 0 {
+		t.Error("s3 may import minio's signer")
 	}
 	for src, want := range map[string]int{
 		"func f() { go g() }":                   1,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -222,6 +223,10 @@ func escapePath(p string) string {
 	}
 	return string(b)
 }
+
+// escapeQuery writes a query as a signature has it, which is also what is sent:
+// by name, and everything escaped but unreserved characters.
+func escapeQuery(q url.Values) string { return strings.ReplaceAll(q.Encode(), "+", "%20") }
 
 func unreserved(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.' || c == '~' || c == '/'

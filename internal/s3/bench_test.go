@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/minio/minio-go/v7/pkg/signer"
+	minio "github.com/minio/minio-go/v7/pkg/signer"
 )
 
 // serveRaw is a server that does nothing but move bytes: GET answers with as
@@ -130,7 +130,7 @@ func bare(addr string, key string) (client *http.Client, header http.Header, url
 	url = "http://" + addr + "/" + bucket + "/" + key
 	req, _ := http.NewRequest(http.MethodPut, url, nil)
 	req.Header.Set("X-Amz-Content-Sha256", payloadUnset)
-	signer.SignV4(*req, "access", secret, "", "us-east-1")
+	minio.SignV4(*req, "access", secret, "", "us-east-1")
 	return client, req.Header, url
 }
 
@@ -194,4 +194,22 @@ func BenchmarkBuild(b *testing.B) {
 	for b.Loop() {
 		c.build(context.Background(), r, v)
 	}
+}
+
+// BenchmarkSign signs the header of a GET.
+func BenchmarkSign(b *testing.B) {
+	req := unsigned(http.MethodGet, "store.test:9000", "/bucket/prefix/"+strings.Repeat("0123456789abcdef", 4)+"/b/"+strings.Repeat("0123456789abcdef", 4)+"01234567", "", "User-Agent", userAgent)
+	b.Run("own", func(b *testing.B) {
+		b.ReportAllocs()
+		s := newSigner("us-east-1", "s3")
+		for b.Loop() {
+			s.sign(req, "access", secret, time.Now())
+		}
+	})
+	b.Run("minio", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			minio.SignV4(*req, "access", secret, "", "us-east-1")
+		}
+	})
 }

@@ -54,7 +54,7 @@ func (c *Client) List(ctx context.Context, o ListOptions) (Page, error) {
 	if o.Max > 0 && o.Max < keysMax {
 		q.Set("max-keys", strconv.Itoa(o.Max))
 	}
-	r := &request{op: "LIST", method: http.MethodGet, query: q.Encode()}
+	r := &request{op: "LIST", method: http.MethodGet, query: escapeQuery(q)}
 	var page Page
 	err := c.do(ctx, r, func(resp *http.Response) error {
 		data, err := readDoc(resp)

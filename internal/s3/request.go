@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"github.com/minio/minio-go/v7/pkg/signer"
 )
 
 const (
@@ -25,15 +24,15 @@ const (
 // request is one call, which may be sent twice: see do.
 type request struct {
 	op, method, key string
-	query           string      // encoded
+	query           string      // by escapeQuery
 	header          http.Header // what this call adds
 	body            *Body       // of a Put
 	doc             []byte      // of a POST
 	once            bool        // sending it twice would not be as sending it once
 	raw             bool        // no session of S3 Express: it asks for one
 
-	answered bool     // there was a header of an answer
-	hide     []string // what no message may repeat
+	answered bool      // there was a header of an answer
+	hide     [4]string // what no message may repeat
 }
 
 func (r *request) error(c *Client, err error) *Error {
@@ -133,12 +132,18 @@ func (c *Client) build(ctx context.Context, r *request, v credentials.Value) *ht
 	if p := escapePath(u.Path); p != u.Path {
 		u.RawPath = p
 	}
-	h := make(http.Header, len(r.header)+6)
+	h := make(http.Header, len(r.header)+6) // with what sign and the transport get
 	for k, vs := range r.header {
 		h[k] = vs
 	}
 	h["User-Agent"] = []string{userAgent}
-	h["X-Amz-Content-Sha256"] = []string{payloadUnset}
+	h[headerSum] = []string{payloadUnset}
+	switch {
+	case c.at.express && !r.raw:
+		h[headerExpSes] = []string{v.SessionToken}
+	case v.SessionToken != "":
+		h[headerToken] = []string{v.SessionToken}
+	}
 	req := &http.Request{Method: r.method, URL: u, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: h}
 	req = req.WithContext(ctx)
 	switch {
@@ -153,22 +158,14 @@ func (c *Client) build(ctx context.Context, r *request, v credentials.Value) *ht
 		req.Body = io.NopCloser(bytes.NewReader(r.doc))
 		req.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.doc)), nil }
 	}
-	if c.at.express {
-		if !r.raw {
-			h[headerExpSes] = []string{v.SessionToken}
-		}
-		req = signer.SignV4Express(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, c.at.region)
-	} else {
-		req = signer.SignV4(*req, v.AccessKeyID, v.SecretAccessKey, v.SessionToken, c.at.region)
-	}
+	signature := c.signer.sign(req, v.AccessKeyID, v.SecretAccessKey, time.Now())
+	r.hide = [...]string{v.SecretAccessKey, v.SessionToken, v.AccessKeyID, signature}
 	// The transport may send a request again that met a connection which the
 	// store had closed meanwhile. The header is for the transport alone: it has
 	// no value, so it is not sent, and comes after the signature.
 	if !r.once {
 		h["Idempotency-Key"] = nil
 	}
-	_, signature, _ := strings.Cut(req.Header.Get("Authorization"), "Signature=")
-	r.hide = append(r.hide[:0], v.SecretAccessKey, v.SessionToken, v.AccessKeyID, signature)
 	return req
 }
 

@@ -47,6 +47,7 @@ type Client struct {
 	at      address
 	rt      http.RoundTripper
 	own     *http.Transport // nil with Options.RoundTripper
+	signer  *signer
 	creds   *source
 	session *source // of S3 Express; nil elsewhere
 
@@ -118,9 +119,12 @@ func New(o Options) (*Client, error) {
 	if c.creds, err = newCreds(&c.o, at.region, roots); err != nil {
 		return nil, err
 	}
+	service := "s3"
 	if at.express {
+		service = "s3express"
 		c.session = newSource(o.Now, c.createSession)
 	}
+	c.signer = newSigner(at.region, service)
 	return c, nil
 }
 
