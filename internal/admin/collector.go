@@ -60,7 +60,7 @@ var (
 
 	tableEntries = gauge("table_entries", "Entries of the node's tables; all are 0 when it is idle and no engine is connected.", "table")
 
-	lookupCalls = counter("lookup_calls_total", "Lookups answered.")
+	lookupCalls = counter("lookup_calls_total", "Lookups of engines answered.")
 	lookupKeys  = counter("lookup_keys_total", "Keys judged in lookups.", "verdict")
 
 	storeReserved  = counter("store_reserved_blocks_total", "Slots granted to engines to store a block.")
@@ -71,8 +71,8 @@ var (
 
 	tierUp        = gauge("tier_up", "0 while the tier is not used in this direction because it fails.", "tier", "direction")
 	tierHealth    = gauge("tier_health", "1 for the health that the tier has in this direction.", "tier", "direction", "health")
-	tierHits      = counter("tier_promoted_blocks_total", "Blocks read from the tier into the primary.", "tier")
-	tierReadB     = counter("tier_read_bytes_total", "Bytes of those.", "tier")
+	tierHits      = counter("tier_promoted_blocks_total", "Blocks of engines' lookups that were read from the tier into the primary.", "tier")
+	tierReadB     = counter("tier_read_bytes_total", "Bytes read from the tier, for engines and for peers.", "tier")
 	tierWriteB    = counter("tier_write_bytes_total", "Bytes written to the tier.", "tier")
 	tierWritten   = counter("tier_written_blocks_total", "Blocks written to the tier.", "tier")
 	tierFailures  = counter("tier_failed_blocks_total", "Blocks whose read or write failed.", "tier", "cause")

@@ -33,7 +33,9 @@ func (c *Core) Lookup(now Time, sid SessionID, name string, keys [][]block.Key, 
 		}
 	}
 	c.now = now
-	c.stats.Lookups++
+	if !q.params.NoPeers {
+		c.stats.Lookups++
+	}
 	out.each = o.Each
 	if o.Peek {
 		c.judge(q, keys, true, false, out)
@@ -144,6 +146,9 @@ func (c *Core) conclude(q *request, a *Answer) {
 	q.epoch++
 	q.pending = 0
 	for g := range a.Groups {
+		if q.params.NoPeers {
+			break // not an engine's
+		}
 		for _, v := range a.Groups[g].Verdicts {
 			c.stats.Verdicts[v]++
 		}
@@ -153,18 +158,19 @@ func (c *Core) conclude(q *request, a *Answer) {
 }
 
 // tell notes that the engine hears of the leases of an answer. A final one
-// counts which tier each was served from.
+// counts which tier each was served from, unless it is a peer that asked.
 func (c *Core) tell(q *request, a *Answer, final bool) {
+	counts := final && !q.params.NoPeers
 	for _, f := range c.scratch.fresh {
 		c.tellPin(q, f.pin)
 	}
 	ordered := q.promoted == 0
 	for g := range a.Groups {
 		leases := a.Groups[g].Leases
-		if final {
+		if counts {
 			c.stats.PrimaryHits += int64(len(leases))
 		}
-		for i := 0; final && a.each && i < len(leases); i++ {
+		for i := 0; counts && a.each && i < len(leases); i++ {
 			if leases[i].Gen == 0 {
 				c.stats.PrimaryHits--
 			}
@@ -187,8 +193,10 @@ func (c *Core) tell(q *request, a *Answer, final bool) {
 			c.unlinkPin(q, p)
 			c.linkPin(q, h, 0)
 			if p.from > 0 {
-				c.tiers[p.from-1].stats.Hits++
-				c.stats.PrimaryHits--
+				if counts {
+					c.tiers[p.from-1].stats.Hits++
+					c.stats.PrimaryHits--
+				}
 				p.from = 0
 				q.promoted--
 			}

@@ -14,7 +14,8 @@ const (
 // DropCauses names them, for labels.
 var DropCauses = [dropEnd]string{"tier_down", "queue_full", "evicted", "timeout"}
 
-// Counters count since the start.
+// Counters count since the start. Lookups and hits are those of engines: requests
+// that serve a peer (NoPeers) are not counted.
 type Counters struct {
 	Lookups             int64
 	Verdicts            [verdictEnd]int64 // of final answers

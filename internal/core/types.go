@@ -152,7 +152,7 @@ type Params struct {
 
 	// Peer says that the request may load from the bound tier, and what it may
 	// take for granted there. NoPeers forbids it, for requests that serve a peer:
-	// so that requests do not go round in circles.
+	// so that requests do not go round in circles. Their lookups are in no counter.
 	Peer    PeerRole
 	NoPeers bool
 

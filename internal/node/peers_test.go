@@ -111,8 +111,17 @@ func TestPull(t *testing.T) {
 	if x := sb.Tiers[0]; x.Name != PeersTier || x.Hits != 100 {
 		t.Errorf("%+v", x)
 	}
-	if sa.Tiers[0].Hits == 0 {
-		t.Error("nothing was promoted for a peer")
+	if x := sa.Tiers[0]; x.ReadBytes == 0 || x.Hits != 0 || sa.Peers.BlocksOut != 100 {
+		t.Errorf("nothing was promoted for a peer, or counted as for an engine: %+v", x)
+	}
+	count := func(s Status) (keys int64) {
+		for _, n := range s.Lookups.Verdicts {
+			keys += n
+		}
+		return keys
+	}
+	if la, lb := count(sa), count(sb); la != 20 || lb != 200 {
+		t.Errorf("%d and %d keys in lookups, want those of engines: 20 and 200", la, lb)
 	}
 }
 
