@@ -115,6 +115,9 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		names = append(names, t.Tier.Info().Name)
 		specs = append(specs, node.TierSpec{Tier: t.Tier, Lane: t.Lane})
 	}
+	if o.Peers != nil {
+		names = append(names, node.PeersTier)
+	}
 	n := &Node{log: o.Logger}
 	set := metrics.NewSet(names...)
 

@@ -13,14 +13,14 @@ type Set struct {
 // Tier is what is observed of one secondary tier.
 type Tier struct {
 	name  string
-	Read  Histogram // one Read call of the tier, whatever its outcome
+	Read  Histogram // one Read call of the tier, or one load from a peer, whatever its outcome
 	Write Histogram
 }
 
 var (
 	lookupDesc = prometheus.NewDesc("terrace_lookup_duration_seconds", "Time from a lookup's frame read to its reply written; lookups that wait are not in it.", nil, nil)
 	readyDesc  = prometheus.NewDesc("terrace_lookup_wait_seconds", "Time that waiting lookups took until their verdicts were final or the wait was over.", nil, nil)
-	readDesc   = prometheus.NewDesc("terrace_tier_read_duration_seconds", "Time of one read call of a tier, whatever its outcome.", []string{"tier"}, nil)
+	readDesc   = prometheus.NewDesc("terrace_tier_read_duration_seconds", "Time of one read call of a tier, or of one load from a peer, whatever its outcome.", []string{"tier"}, nil)
 	writeDesc  = prometheus.NewDesc("terrace_tier_write_duration_seconds", "Time of one write call of a tier, whatever its outcome.", []string{"tier"}, nil)
 )
 

@@ -57,7 +57,7 @@ type Options struct {
 	Version  string
 	Socket   string // told in Status
 	Logger   *slog.Logger
-	Metrics  *metrics.Set // what the node observes; made by Open if nil
+	Metrics  *metrics.Set // what the node observes: of Tiers, and then of PeersTier if there are peers; made by Open if nil
 
 	loopBound time.Duration // for tests
 }
@@ -162,6 +162,12 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		names = append(names, h.info.Name)
 		n.tiers = append(n.tiers, h)
 	}
+	if o.Peers != nil {
+		if slices.Contains(names, PeersTier) {
+			return nil, errPeerName
+		}
+		names = append(names, PeersTier)
+	}
 	if n.set = o.Metrics; n.set == nil {
 		n.set = metrics.NewSet(names...)
 	}
@@ -182,9 +188,6 @@ func Open(ctx context.Context, o Options) (_ *Node, err error) {
 		co.Tiers = append(co.Tiers, f)
 	}
 	if o.Peers != nil {
-		if slices.Contains(names, PeersTier) {
-			return nil, errPeerName
-		}
 		co.Tiers = append(co.Tiers, o.Peers.facts())
 	}
 	if n.core, err = core.New(co); err != nil {

@@ -99,6 +99,7 @@ func (n *Node) openPeers(o PeerOptions, secret [32]byte) error {
 			return 0, false
 		},
 		func(id core.NamespaceID) *block.Namespace { return n.spaces[id].ns })
+	p.bridge.Loaded = n.set.Tier(p.tier).Read.Observe
 	n.peers = p
 	return nil
 }

@@ -114,6 +114,9 @@ func TestPull(t *testing.T) {
 	if x := sa.Tiers[0]; x.ReadBytes == 0 || x.Hits != 0 || sa.Peers.BlocksOut != 100 {
 		t.Errorf("nothing was promoted for a peer, or counted as for an engine: %+v", x)
 	}
+	if n, m := b.set.Tier(0).Read.Count(), a.set.Tier(1).Read.Count(); n == 0 || m != 1 || b.set.Tier(0).Read.Quantile(1) > time.Minute {
+		t.Errorf("%d and %d loads from peers were timed, want some, and one", n, m)
+	}
 	count := func(s Status) (keys int64) {
 		for _, n := range s.Lookups.Verdicts {
 			keys += n

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/core"
@@ -19,7 +20,12 @@ import (
 // namespace that is being served; it loads from every tier but the bound one,
 // stores nothing, and its pins are what the serve may send.
 type Bridge struct {
-	M    *Machine
+	M *Machine
+	// Loaded is told how long each fetch took, whatever its outcome, from its
+	// Submit to the last of its blocks; not of those that failed at once, since
+	// the peer is down. Optional.
+	Loaded func(took time.Duration)
+
 	core *core.Core
 	tier int // the bound one
 	// Spaces finds a namespace by its fingerprint, and by the core's id.
@@ -146,6 +152,9 @@ func (b *Bridge) Settle(now core.Time, net []Effect) []Effect {
 }
 
 func (b *Bridge) report(now core.Time, e Report) {
+	if took := Time(now) - e.Since; e.Last && took > 0 && b.Loaded != nil {
+		b.Loaded(time.Duration(took))
+	}
 	res := make([]core.JobResult, len(e.Results))
 	for i, r := range e.Results {
 		res[i] = core.JobResult{Index: r.Index, Outcome: core.Failed, Class: r.Class, Cause: r.Cause, Sum: r.Sum}

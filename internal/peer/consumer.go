@@ -31,6 +31,7 @@ type round struct {
 	job   JobID
 	items []item      // of a fetch
 	keys  []block.Key // of a lookup
+	since Time
 	until Time
 	s     *session // that it was sent on; nil: it was not, or is over
 	left  int      // items that are not reported
@@ -129,7 +130,7 @@ func (m *Machine) Probe(now Time, job JobID, seq uint64, keys []block.Key, until
 func (m *Machine) Submit(now Time, job JobID, seq uint64, items []Item, until Time) {
 	m.now = now
 	src := m.sources[seq]
-	r := &round{src: src, job: job, until: until, items: make([]item, len(items)), left: len(items)}
+	r := &round{src: src, job: job, since: now, until: until, items: make([]item, len(items)), left: len(items)}
 	for i := range items {
 		r.items[i] = item{Item: items[i], quiet: true}
 	}
@@ -138,7 +139,7 @@ func (m *Machine) Submit(now Time, job JobID, seq uint64, items []Item, until Ti
 		for i := range out {
 			out[i] = result(i, CodeFailed, 0)
 		}
-		m.emit(Report{Job: job, Results: out, Last: true})
+		m.emit(Report{Job: job, Results: out, Last: true, Since: now})
 		return
 	}
 	m.begin(r)

@@ -164,6 +164,7 @@ type (
 		Job     JobID
 		Results []Result
 		Last    bool
+		Since   Time // of the Submit
 	}
 	// ReportProbe answers a probe; with a Code that is not CodeOK it has failed.
 	ReportProbe struct {
@@ -377,7 +378,7 @@ func (m *Machine) settle() {
 		r.noted = false
 		out := r.out
 		r.out = nil
-		m.emit(Report{Job: r.job, Results: out, Last: r.left == 0})
+		m.emit(Report{Job: r.job, Results: out, Last: r.left == 0, Since: r.since})
 		if r.left == 0 {
 			m.endRound(r)
 		}
