@@ -38,6 +38,7 @@ var allowed = map[string]string{
 	"internal/rma":               "",
 	"internal/rma/ucx":           "internal/rma",
 	"internal/rma/rmatest":       "internal/rma",
+	"internal/rma/fakerma":       "internal/rma",
 	"internal/s3/s3test":         "internal/s3",
 	"internal/core":              "block tier internal/keymap internal/core/policy",
 	"internal/arena":             "block tier",

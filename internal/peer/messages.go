@@ -159,24 +159,47 @@ func (*Ping) message()       {}
 func (*Pong) message()       {}
 func (*Bye) message()        {}
 
-// DataHead stands before each block on a data connection.
+// DataHead stands before each block on a data connection, or says something of
+// one that goes another way.
 //
 //	offset size
 //	     0    4  magic "TRPD"
-//	     4    4  0
+//	     4    4  kind
 //	     8    8  nonce
 //	    16    4  round
 //	    20    4  index of the key in its Fetch
-//	    24    8  length of the block in bytes
-//	    32    8  CRC64-NVME of the block
-//	    40   16  0
+//	    24    8  length of the block in bytes, or of the description that follows
+//	    32    8  CRC64-NVME of the block or description
+//	    40    8  where the block lies, or what became of it; else 0
+//	    48    8  0
 //	    56    8  CRC64-NVME of bytes 0 to 55
 //
 // All numbers are big-endian.
 type DataHead struct {
+	Kind   DataKind
 	Nonce  uint64
 	Round  uint32
 	Index  uint32
 	Length uint64
 	Sum    uint64
+	At     uint64 // of an offer, in the region described; of a taken, an outcome
 }
+
+// DataKind says what a DataHead is. The values are part of the protocol.
+type DataKind uint32
+
+const (
+	DataBytes       DataKind = 0 // the block follows
+	DataOffer       DataKind = 1 // nothing follows: the block lies at At, to be got by the fabric
+	DataTaken       DataKind = 2 // the consumer's answer to an offer, with its nonce, round, index and length
+	DataDescription DataKind = 3 // a fabric's name and description follow: the first head of a side that has one
+	dataKindEnd     DataKind = 4
+)
+
+// What became of an offer. The values are part of the protocol.
+const (
+	takenArrived  = 0 // it was got
+	takenUnwanted = 1 // nobody waits for it, or any more
+	takenCannot   = 2 // it cannot be got: send its bytes, and offer no more
+	takenEnd      = 3
+)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/terrace-kv/terrace/internal/lifecycle"
+	"github.com/terrace-kv/terrace/internal/rma"
 )
 
 // Transport carries out the machine's effects on connections and memory. What
@@ -73,6 +74,17 @@ type NetOptions struct {
 	// length rounded up to pageBytes. It is called by many goroutines. Required.
 	Memory func(slot uint64, n int) []byte
 
+	// Fabric, if set, moves blocks to and from peers that have one of the same
+	// name. The Net closes it, also when OpenNet fails. Region is the memory of all
+	// slots, and Offset where in it a slot begins.
+	Fabric rma.Fabric
+	Region []byte
+	Offset func(slot uint64) uint64
+
+	// Trouble is told, once a session, of what keeps blocks from the fabric. They
+	// go over TCP then. It is called with no lock held. Optional.
+	Trouble func(addr string, err error)
+
 	// Refused is told of accepted connections that were refused before they
 	// were part of a session, and of a listener in trouble (addr is its own).
 	// It is called with no lock held. Optional.
@@ -88,7 +100,7 @@ type NetOptions struct {
 	ControlQueueBytes int // of one session's frames to be sent; default 16 MiB
 }
 
-// NetStats counts what a Net has done and has. All but the first three only grow.
+// NetStats counts what a Net has done and has. All but the ints only grow.
 type NetStats struct {
 	Sessions, Greeting, Goroutines int
 
@@ -98,20 +110,26 @@ type NetStats struct {
 	StrayIn, StrayBytes  uint64 // that nobody waited for, or any more
 	BadSums              uint64
 	Detaches, Violations uint64 // slots taken back in mid-payload; sessions ended for what the peer sent
+
+	// Of blocks that went over a fabric, which are in the numbers above as well.
+	Posted           int    // gets that are not released
+	Gets, GetsFailed uint64 // blocks that were got; and that could not be, and were asked for over TCP
+	Offers           uint64 // blocks that were offered
 }
 
-// Net is the Transport over TCP. A session is one control connection and some
+// Net is the Transport over TCP, and a fabric if there is one. A session is one control connection and some
 // data connections, all dialed by the same side, and blocks go both ways on them.
 // If one connection is lost, all are closed.
 //
 // Goroutines: one accepts; one greets each accepted connection, until it has
 // shown what it is; one a dial. A session has its owner, which answers what is
 // answered at once, ends the session and waits for the others: a reader and a
-// writer of the control connection, and a receiver and a sender of each data
-// connection. Close waits for all of them.
+// writer of the control connection, a receiver and a sender of each data
+// connection, and getters while blocks are on offer. Close waits for all of them.
 //
 // Bounds: GreetingMax and SessionsMax of accepted connections, ControlQueueBytes of frames to be
-// sent, one frame of ControlMax while it is read, scratchBytes a data connection.
+// sent, one frame of ControlMax while it is read, scratchBytes a data connection,
+// gettersMax gets, offersMax offers and takensMax answers to offers of a session.
 // Sessions, grants and blocks to be sent are as many as the machine wants.
 type Net struct {
 	o    NetOptions
@@ -122,6 +140,11 @@ type Net struct {
 	ctx  context.Context
 	stop context.CancelFunc
 	n    netCounters
+
+	description []byte     // what data connections begin with; nil without a fabric
+	closing     sync.Mutex // guards the following
+	region      rma.Region // nil when released
+	fabricOver  bool
 
 	mu struct {
 		sync.Mutex
@@ -135,10 +158,13 @@ type Net struct {
 
 type netCounters struct {
 	refused, blocksIn, bytesIn, blocksOut, bytesOut, strayIn, strayBytes, badSums, detaches, violations atomic.Uint64
+
+	gets, getsFailed, offers atomic.Uint64
+	posted                   atomic.Int64
 }
 
 // OpenNet listens, if it is told to, and is ready. sink is called from then on.
-func OpenNet(o NetOptions, sink Sink) (*Net, error) {
+func OpenNet(o NetOptions, sink Sink) (_ *Net, err error) {
 	o.DialTimeout = cmp.Or(o.DialTimeout, 2*time.Second)
 	o.GreetTimeout = cmp.Or(o.GreetTimeout, 5*time.Second)
 	o.ProgressTimeout = cmp.Or(o.ProgressTimeout, 30*time.Second)
@@ -150,6 +176,19 @@ func OpenNet(o NetOptions, sink Sink) (*Net, error) {
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	n.mu.sessions, n.mu.tokens, n.mu.greeting = map[ConnID]*tcpSession{}, map[[tokenBytes]byte]*tcpSession{}, map[net.Conn]struct{}{}
 	_ = n.gate.Ready()
+	if o.Fabric != nil {
+		defer func() {
+			if err != nil {
+				n.stop()
+				gone, cancel := context.WithCancel(context.Background())
+				cancel()
+				err = errors.Join(err, n.closeFabric(gone))
+			}
+		}()
+		if err := n.register(); err != nil {
+			return nil, err
+		}
+	}
 	if o.Listen == "" {
 		return n, nil
 	}
@@ -220,6 +259,7 @@ func (n *Net) Stats() NetStats {
 	out.BlocksOut, out.BytesOut = c.blocksOut.Load(), c.bytesOut.Load()
 	out.StrayIn, out.StrayBytes, out.BadSums = c.strayIn.Load(), c.strayBytes.Load(), c.badSums.Load()
 	out.Detaches, out.Violations = c.detaches.Load(), c.violations.Load()
+	out.Posted, out.Gets, out.GetsFailed, out.Offers = int(c.posted.Load()), c.gets.Load(), c.getsFailed.Load(), c.offers.Load()
 	return out
 }
 
@@ -247,10 +287,13 @@ func (n *Net) Close(ctx context.Context) error {
 		s.end(errNetClosed)
 	}
 	if err := n.gate.Drain(ctx); err != nil {
+		if held := n.n.posted.Load(); held > 0 {
+			err = fmt.Errorf("%w; %s has not released %d gets, whose slots it may still write", err, n.o.Fabric.Name(), held)
+		}
 		return fmt.Errorf("close connections to peers: %w", err)
 	}
 	n.gate.Close()
-	return nil
+	return n.closeFabric(ctx)
 }
 
 // start runs f on a goroutine of wg, unless Close has begun.
@@ -414,7 +457,7 @@ func (n *Net) begin(s *tcpSession) error {
 	s.n, s.dialed = n, s.hello == nil
 	s.expected, s.ending, s.flushed, s.heard = make(chan struct{}), make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s.wake = make(chan struct{}, 1)
-	s.mu.grants, s.mu.queues = map[blockID]*grant{}, map[ServeID]*sendQueue{}
+	s.mu.grants, s.mu.queues, s.mu.gets.offers = map[blockID]*grant{}, map[ServeID]*sendQueue{}, map[blockID]*offered{}
 	s.toWrite.L, s.toSend.L = &s.mu, &s.mu
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -430,8 +473,10 @@ func (n *Net) begin(s *tcpSession) error {
 	n.mu.last++
 	s.id = n.mu.last
 	s.ctx, s.cancel = context.WithCancel(n.ctx)
+	s.getting, s.over = context.WithCancel(context.WithoutCancel(n.ctx)) // which Close ends before sessions
 	if n.mu.closed || !n.start(&n.wg, s.run) {
 		s.cancel()
+		s.over()
 		return errNetClosed
 	}
 	n.mu.sessions[s.id] = s

@@ -22,15 +22,19 @@ func (h *DataHead) id() blockID { return blockID{h.Nonce, h.Round, h.Index} }
 //	granted ──head──► receiving ──payload──► arriving ──told──► gone
 //	   └─revoked─► gone    └──revoked: the payload goes to scratch──► gone
 //
-// Only the receiver that made it receiving touches the slot, and only while it
-// is that. So whoever has seen it gone, under the session's lock, knows that the
-// slot is quiet.
+// With an offer in place of the head, a getter receives: from posted to released,
+// which a revoke does not shorten; after a get that failed it is granted as before.
+//
+// Only the receiver or getter that made it receiving touches the slot, and only
+// while it is that. So whoever has seen it gone, under the session's lock, knows
+// that the slot is quiet.
 type grant struct {
 	slot    uint64
 	length  int
 	conn    *dataConn // that receives it, or nil
+	get     *get      // it is offered, or nil
 	told    bool      // it has arrived, and the sink is being told
-	revoked bool      // while it has a conn: the receiver answers
+	revoked bool      // while it has a conn, or a get was posted: the receiver or getter answers
 }
 
 func (s *tcpSession) grant(e Grant) {
@@ -50,13 +54,17 @@ func (s *tcpSession) revoke(e Revoke) {
 		id := blockID{e.Nonce, e.Round, i}
 		g := s.mu.grants[id]
 		switch {
-		case g == nil || g.conn == nil:
+		case g == nil || g.conn == nil && (g.get == nil || !g.get.posted):
 			delete(s.mu.grants, id)
 			s.answerLocked(answer{block: id})
+			if g != nil && g.get != nil {
+				g.revoked = true
+				s.takenLocked(&g.get.head, takenUnwanted)
+			}
 		case g.revoked: // asked for twice, answered once
 		default:
 			g.revoked = true
-			if !g.told {
+			if !g.told && g.conn != nil {
 				_ = g.conn.raw.SetReadDeadline(time.Unix(1, 0)) // out of the system call
 			}
 		}
@@ -70,12 +78,14 @@ type dataConn struct {
 	raw, conn net.Conn
 
 	// The receiver's.
-	in      [dataHeadBytes]byte
-	scratch []byte
-	readBy  time.Time // the deadline that is set
+	in        [dataHeadBytes]byte
+	scratch   []byte
+	readBy    time.Time // the deadline that is set
+	heads     int       // that have come
+	described bool      // the other side's fabric is this one's too
 
 	// The sender's.
-	out     [dataHeadBytes]byte
+	out     [headsMax * dataHeadBytes]byte
 	writeBy time.Time
 	vec     [2][]byte
 	bufs    net.Buffers
@@ -86,6 +96,8 @@ const (
 	// is in the cache.
 	readPiece    = 256 << 10
 	scratchBytes = 64 << 10
+	// headsMax is how many heads are written at a time.
+	headsMax = 32
 )
 
 // receive reads blocks until the connection or the session ends.
@@ -97,7 +109,17 @@ func (d *dataConn) receive() {
 			h, err = decodeDataHead(d.in[:])
 		}
 		if err == nil {
-			err = d.block(&h)
+			d.heads++
+			switch h.Kind {
+			case DataBytes:
+				err = d.block(&h)
+			case DataOffer:
+				err = d.offer(&h)
+			case DataTaken:
+				err = d.taken(&h)
+			case DataDescription:
+				err = d.description(&h)
+			}
 		}
 		if err != nil {
 			var bad *ProtocolError
@@ -129,7 +151,7 @@ func (d *dataConn) block(h *DataHead) error {
 	s, id := d.s, h.id()
 	s.mu.Lock()
 	g := s.mu.grants[id]
-	if g == nil || g.conn != nil { // nobody waits for it, or it has come before
+	if g == nil || g.conn != nil || g.get != nil { // nobody waits for it, or it has come before
 		s.mu.Unlock()
 		return d.discard(int(h.Length))
 	}
@@ -176,12 +198,18 @@ func (d *dataConn) block(h *DataHead) error {
 		s.mu.Unlock()
 	}
 
-	s.n.n.blocksIn.Add(1)
-	s.n.n.bytesIn.Add(h.Length)
 	if sum != h.Sum {
 		s.n.n.badSums.Add(1)
 	}
-	s.n.sink.Arrived(s.id, id.nonce, id.round, id.index, sum == h.Sum, sum)
+	s.arrived(id, g, sum == h.Sum, sum)
+	return nil
+}
+
+// arrived tells of a grant that is told.
+func (s *tcpSession) arrived(id blockID, g *grant, ok bool, sum uint64) {
+	s.n.n.blocksIn.Add(1)
+	s.n.n.bytesIn.Add(uint64(g.length))
+	s.n.sink.Arrived(s.id, id.nonce, id.round, id.index, ok, sum)
 	s.mu.Lock()
 	delete(s.mu.grants, id)
 	revoked := g.revoked
@@ -189,7 +217,6 @@ func (d *dataConn) block(h *DataHead) error {
 	if revoked {
 		s.n.sink.Detached(s.id, id.nonce, id.round, id.index)
 	}
-	return nil
 }
 
 // discard reads the rest of a payload that nobody waits for.
@@ -223,20 +250,30 @@ func (s *tcpSession) transmit(e Transmit) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := s.mu.queues[e.ID]
-	if q == nil {
-		q = &sendQueue{serve: e.ID}
-		s.mu.queues[e.ID] = q
-		s.mu.turn = append(s.mu.turn, q)
-	}
+	q := s.queueOfLocked(e.ID)
 	q.blocks = append(q.blocks, e.Blocks...)
 	s.toSend.Broadcast()
 }
 
-// unsend takes back what waits. What is being written is answered by its sender.
+// queueOfLocked is the queue of a serve, in turn to be sent: it gets a block.
+func (s *tcpSession) queueOfLocked(id ServeID) *sendQueue {
+	q := s.mu.queues[id]
+	if q == nil {
+		q = &sendQueue{serve: id}
+		s.mu.queues[id] = q
+		s.mu.turn = append(s.mu.turn, q)
+	}
+	return q
+}
+
+// unsend takes back what waits. What is being written is answered by its sender,
+// and what is on offer by the other side.
 func (s *tcpSession) unsend(id ServeID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, o := range s.mu.gets.offers {
+		o.unsent = o.unsent || o.serve == id
+	}
 	q := s.mu.queues[id]
 	if q == nil {
 		return
@@ -253,16 +290,8 @@ func (s *tcpSession) unsend(id ServeID) {
 	}
 }
 
-// nextBlock waits for a block: one of each serve in turn.
-func (s *tcpSession) nextBlock() (id ServeID, b DataBlock, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for len(s.mu.turn) == 0 && !s.mu.closed {
-		s.toSend.Wait()
-	}
-	if s.mu.closed {
-		return 0, b, false
-	}
+// nextBlockLocked takes a block: one of each serve in turn.
+func (s *tcpSession) nextBlockLocked() (id ServeID, b DataBlock) {
 	q := s.mu.turn[0]
 	s.mu.turn = s.mu.turn[1:]
 	b, q.blocks = q.blocks[0], q.blocks[1:]
@@ -271,31 +300,40 @@ func (s *tcpSession) nextBlock() (id ServeID, b DataBlock, ok bool) {
 	} else {
 		delete(s.mu.queues, q.serve)
 	}
-	return q.serve, b, true
+	return q.serve, b
 }
 
-// send writes blocks until the connection or the session ends.
+// send writes blocks, or offers of them, and answers to offers until the
+// connection or the session ends.
 func (d *dataConn) send() {
 	n := d.s.n
+	heads, payload, block := n.description, []byte(nil), false
+	var serve ServeID
+	var b DataBlock
 	for {
-		serve, b, ok := d.s.nextBlock()
-		if !ok {
+		if len(heads) > 0 {
+			if err := d.write(heads, payload); err != nil {
+				d.s.endAs(endReason("data connection: write", err, n.o.ProgressTimeout), true)
+				return // Lost answers for the block
+			}
+		}
+		if block {
+			n.n.blocksOut.Add(1)
+			n.n.bytesOut.Add(b.Head.Length)
+			n.sink.Sent(serve, b.Head.Index, true)
+		}
+		var ok bool
+		if heads, serve, b, ok = d.s.nextHeads(d.out[:0]); !ok {
 			return
 		}
-		b.Head.put(d.out[:])
-		if err := d.write(n.o.Memory(b.Lease.Slot, int(b.Head.Length))[:b.Head.Length]); err != nil {
-			d.s.endAs(endReason("data connection: write", err, n.o.ProgressTimeout), true)
-			return // Lost answers for the block
+		if payload, block = nil, b.Head.Length > 0; block {
+			payload = n.o.Memory(b.Lease.Slot, int(b.Head.Length))[:b.Head.Length]
 		}
-		n.n.blocksOut.Add(1)
-		n.n.bytesOut.Add(b.Head.Length)
-		n.sink.Sent(serve, b.Head.Index, true)
 	}
 }
 
-// write writes d.out and a payload, straight from where it is.
-func (d *dataConn) write(payload []byte) error {
-	head := d.out[:]
+// write writes heads and a payload, straight from where it is.
+func (d *dataConn) write(head, payload []byte) error {
 	for {
 		n := min(len(payload), writePiece)
 		d.vec = [2][]byte{head, payload[:n]}

@@ -34,6 +34,11 @@ type tcpSession struct {
 
 	toWrite, toSend sync.Cond // of mu
 
+	getting context.Context // of gets; ends when the other side's region is let go
+	over    context.CancelFunc
+	meeting sync.Mutex // guards met: the description that the other side has sent, or nil
+	met     []byte
+
 	mu tcpSessionState
 }
 
@@ -54,6 +59,7 @@ type tcpSessionState struct {
 	answers []answer
 	queues  map[ServeID]*sendQueue
 	turn    []*sendQueue // those with blocks, the next one first
+	gets    netGets
 }
 
 // answer is a call of the sink that follows from a call of Do.
@@ -95,7 +101,12 @@ func (s *tcpSession) startLocked(f func()) bool {
 
 func (s *tcpSession) answerUntilEnd() {
 	expected := s.expected
-	var late <-chan time.Time
+	var late, offers <-chan time.Time
+	if s.n.o.Fabric != nil {
+		t := time.NewTicker(s.n.o.ProgressTimeout / 4)
+		defer t.Stop()
+		offers = t.C
+	}
 	for {
 		select {
 		case <-s.ending:
@@ -109,6 +120,8 @@ func (s *tcpSession) answerUntilEnd() {
 			if want > 0 {
 				s.end(fmt.Errorf("%d data connections did not come within %v", want, s.n.o.GreetTimeout))
 			}
+		case <-offers:
+			s.checkOffers()
 		case <-s.wake:
 			s.mu.Lock()
 			answers := s.mu.answers
@@ -141,6 +154,10 @@ func (s *tcpSession) end(why error) { s.endAs(why, false) }
 func (s *tcpSession) endAs(why error, viaData bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.endLocked(why, viaData)
+}
+
+func (s *tcpSession) endLocked(why error, viaData bool) {
 	if s.mu.why == nil {
 		s.mu.why, s.mu.viaData = why, viaData
 		close(s.ending)
@@ -170,7 +187,7 @@ func (s *tcpSession) finish() {
 	}
 	s.mu.Lock()
 	s.mu.closed = true
-	data := s.mu.data
+	data, region := s.mu.data, s.mu.gets.peer
 	s.toSend.Broadcast()
 	s.mu.Unlock()
 	s.cancel()
@@ -179,6 +196,10 @@ func (s *tcpSession) finish() {
 	for _, d := range data {
 		_ = d.raw.Close()
 	}
+	if region != nil {
+		_ = region.Close() // gets end, and what they wrote is quiet when they are released
+	}
+	s.over()
 }
 
 // read takes control frames.

@@ -28,6 +28,7 @@ import (
 	"github.com/minio/crc64nvme"
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/content"
+	"github.com/terrace-kv/terrace/internal/rma/fakerma"
 	"go.uber.org/goleak"
 )
 
@@ -80,6 +81,8 @@ func newNetEnd(t *testing.T, o NetOptions, slots int) *netEnd {
 		return e.slot(slot)[:n]
 	}
 	o.Refused = func(addr string, err error) { e.note(netEvent{what: "Refused", addr: addr, err: err}) }
+	o.Trouble = func(addr string, err error) { e.note(netEvent{what: "Trouble", addr: addr, err: err}) }
+	o.Region, o.Offset = e.mem, func(slot uint64) uint64 { return slot * netStride }
 	var err error
 	e.mu.Lock() // until Net is set
 	e.Net, err = OpenNet(o, e)
@@ -93,8 +96,13 @@ func newNetEnd(t *testing.T, o NetOptions, slots int) *netEnd {
 		if err := e.Close(ctx); err != nil {
 			t.Error(err)
 		}
-		if s := e.Stats(); s.Goroutines != 0 || s.Sessions != 0 || s.Greeting != 0 {
+		if s := e.Stats(); s.Goroutines != 0 || s.Sessions != 0 || s.Greeting != 0 || s.Posted != 0 {
 			t.Errorf("after Close: %+v", s)
+		}
+		if f, ok := o.Fabric.(*fakerma.Fabric); ok {
+			if peers, gets, closed := f.Left(); peers != 0 || gets != 0 || !closed {
+				t.Errorf("after Close: %d peers and %d gets are left, fabric closed %v", peers, gets, closed)
+			}
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -106,6 +114,33 @@ func newNetEnd(t *testing.T, o NetOptions, slots int) *netEnd {
 }
 
 func listening() NetOptions { return NetOptions{Listen: "127.0.0.1:0"} }
+
+// netWires are the ways that blocks go between two ends.
+var netWires = []string{"tcp", "tls", "gets", "gets and tls"}
+
+// wired are two ends on a wire.
+func wired(t *testing.T, wire string, slots int) (a, b *netEnd) {
+	t.Helper()
+	o := listening()
+	if strings.HasSuffix(wire, "tls") {
+		o.TLS = newTestCA(t).config(t, "127.0.0.1")
+	}
+	p := o
+	if strings.HasPrefix(wire, "gets") {
+		n := fakerma.New()
+		o.Fabric, p.Fabric = n.Open("fake"), n.Open("fake")
+	}
+	return newNetEnd(t, o, slots), newNetEnd(t, p, slots)
+}
+
+// overFabric checks that most of n blocks went over the fabric, if there is one.
+func (e *netEnd) overFabric(n int) {
+	e.t.Helper()
+	s := e.Stats()
+	if want := e.o.Fabric != nil; want != (int(s.Gets) > n/2) || !want && s.Offers > 0 {
+		e.t.Errorf("of %d blocks %d went over the fabric: %+v", n, s.Gets, s)
+	}
+}
 
 // leaks checks at the end of the test, after what it opens, that no goroutine
 // is left.
@@ -292,15 +327,11 @@ func netSum(i uint32, n int) uint64 {
 // TestNetBothWays moves blocks both ways at once, through few slots, and checks
 // each.
 func TestNetBothWays(t *testing.T) {
-	for _, secure := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
+	for _, wire := range netWires {
+		t.Run(wire, func(t *testing.T) {
 			leaks(t)
-			o := listening()
-			if secure {
-				o.TLS = newTestCA(t).config(t, "127.0.0.1")
-			}
 			const slots, total = 16, 700
-			a, b := newNetEnd(t, o, 2*slots), newNetEnd(t, o, 2*slots)
+			a, b := wired(t, wire, 2*slots)
 			ca, cb := join(t, a, b)
 			sizes := []int{1, 4096, 4095, 100, 5000, 8192, 64, 12288, 20000, 65536}
 			// Each end is a consumer in its lower slots and a producer in its upper ones.
@@ -388,6 +419,7 @@ func TestNetBothWays(t *testing.T) {
 				if st := s.e.Stats(); st.BlocksIn != total || st.BlocksOut != total || st.StrayIn+st.BadSums+st.Violations+st.Detaches != 0 || st.BytesIn != st.BytesOut {
 					t.Errorf("%+v", st)
 				}
+				s.e.overFabric(total)
 				s.e.mu.Lock()
 				s.e.on = nil
 				s.e.mu.Unlock()
@@ -595,9 +627,20 @@ func TestNetArrivedThenDetached(t *testing.T) {
 // stops. Whoever gets a slot back scribbles on it at once, so that a receiver
 // that is still in it is seen by the race detector, and by the content.
 func TestNetRevokeStorm(t *testing.T) {
+	for _, wire := range []string{"tcp", "gets"} {
+		t.Run(wire, func(t *testing.T) { netRevokeStorm(t, wire) })
+	}
+}
+
+func netRevokeStorm(t *testing.T, wire string) {
 	leaks(t)
 	const slots, total, n = 16, 1000, 30000
-	a, b := newNetEnd(t, listening(), slots), newNetEnd(t, listening(), slots)
+	a, b := wired(t, wire, slots)
+	if f, ok := b.o.Fabric.(*fakerma.Fabric); ok {
+		f.Plan = func(off uint64, _ int) fakerma.Fault {
+			return fakerma.Fault{Refuse: mrand.IntN(4), Twice: mrand.IntN(2) == 0}
+		}
+	}
 	ca, cb := join(t, a, b)
 	seed := mrand.Uint64()
 	t.Logf("seed %d", seed)
@@ -666,6 +709,7 @@ func TestNetRevokeStorm(t *testing.T) {
 	}
 	b.on = nil
 	b.mu.Unlock()
+	b.overFabric(total / 2) // some were never sent
 	s := b.sessions()[cb]
 	b.Do(CloseConn{Conn: cb, Text: "done"})
 	b.wait("Lost")
@@ -956,8 +1000,8 @@ func TestNetTurns(t *testing.T) {
 // side loses the connection once.
 func TestNetCloseConn(t *testing.T) {
 	leaks(t)
-	for _, given := range []bool{true, false} { // with a Bye that was sent before, or the effect's
-		a, b := newNetEnd(t, listening(), 2), newNetEnd(t, listening(), 2)
+	for i, given := range []bool{true, false, true, false} { // with a Bye that was sent before, or the effect's
+		a, b := wired(t, netWires[i], 2)
 		ca, cb := join(t, a, b)
 		b.Do(Grant{Conn: cb, Nonce: 1, Round: 1, Index: 1, Length: 1000})
 		for i := range 1000 {
@@ -1033,7 +1077,7 @@ func TestNetLostComesLast(t *testing.T) {
 // while the first one is still on its way.
 func TestNetSameBlockTwice(t *testing.T) {
 	leaks(t)
-	e := newNetEnd(t, listening(), 1)
+	e := newNetEnd(t, listening(), 2)
 	taken := make(chan struct{}, 2)
 	e.taken = func(uint64) { taken <- struct{}{} }
 	p, conn, data := newTestPeer(t, e, nil, 2)
@@ -1042,7 +1086,7 @@ func TestNetSameBlockTwice(t *testing.T) {
 	p.write(data[0], f[:5000])
 	<-taken
 	p.write(data[1], f)
-	e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 2, Length: 10})
+	e.Do(Grant{Conn: conn, Nonce: 1, Round: 1, Index: 2, Slot: 1, Length: 10})
 	p.write(data[1], frame(blockID{1, 1, 2}, 2, 10))
 	if ev := e.wait("Arrived"); ev.block.index != 2 {
 		t.Fatal(ev)

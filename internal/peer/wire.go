@@ -10,6 +10,7 @@ import (
 
 	"github.com/minio/crc64nvme"
 	"github.com/terrace-kv/terrace/block"
+	"github.com/terrace-kv/terrace/internal/rma"
 	"github.com/tinylib/msgp/msgp"
 )
 
@@ -556,32 +557,81 @@ func (r *frameReader) next() (Message, error) {
 func (h *DataHead) put(b []byte) {
 	clear(b)
 	copy(b, dataMagic)
+	be.PutUint32(b[4:], uint32(h.Kind))
 	be.PutUint64(b[8:], h.Nonce)
 	be.PutUint32(b[16:], h.Round)
 	be.PutUint32(b[20:], h.Index)
 	be.PutUint64(b[24:], h.Length)
 	be.PutUint64(b[32:], h.Sum)
+	be.PutUint64(b[40:], h.At)
 	be.PutUint64(b[56:], crc64nvme.Checksum(b[:56]))
 }
 
 // decodeDataHead reads what put wrote; b has dataHeadBytes.
 func decodeDataHead(b []byte) (h DataHead, err error) {
-	switch sum := crc64nvme.Checksum(b[:56]); {
-	case string(b[:4]) != dataMagic:
+	if string(b[:4]) != dataMagic {
 		return h, violated("data.magic", "%q, want %q", b[:4], dataMagic)
-	case sum != be.Uint64(b[56:]):
-		return h, violated("data.head_sum", "%016x, the bytes have %016x", be.Uint64(b[56:]), sum)
-	case be.Uint32(b[4:]) != 0 || be.Uint64(b[40:]) != 0 || be.Uint64(b[48:]) != 0:
-		return h, violated("data.reserved", "not zero")
 	}
-	h = DataHead{Nonce: be.Uint64(b[8:]), Round: be.Uint32(b[16:]), Index: be.Uint32(b[20:]), Length: be.Uint64(b[24:]), Sum: be.Uint64(b[32:])}
+	if sum := crc64nvme.Checksum(b[:56]); sum != be.Uint64(b[56:]) {
+		return h, violated("data.head_sum", "%016x, the bytes have %016x", be.Uint64(b[56:]), sum)
+	}
+	h = DataHead{Kind: DataKind(be.Uint32(b[4:])), Nonce: be.Uint64(b[8:]), Round: be.Uint32(b[16:]), Index: be.Uint32(b[20:]),
+		Length: be.Uint64(b[24:]), Sum: be.Uint64(b[32:]), At: be.Uint64(b[40:])}
+	most := uint64(block.BlockBytesMax)
+	if h.Kind == DataDescription {
+		most = descriptionMax
+	}
 	switch {
+	case h.Kind >= dataKindEnd:
+		return DataHead{}, violated("data.kind", "%d, at most %d is allowed", h.Kind, dataKindEnd-1)
+	case be.Uint64(b[48:]) != 0, (h.Kind == DataBytes || h.Kind == DataDescription) && h.At != 0,
+		h.Kind == DataDescription && (h.Nonce != 0 || h.Round != 0 || h.Index != 0):
+		return DataHead{}, violated("data.reserved", "not zero")
 	case h.Index >= KeysMax:
-		return h, violated("data.index", "%d, at most %d is allowed", h.Index, KeysMax-1)
-	case h.Length == 0 || h.Length > block.BlockBytesMax:
-		return h, violated("data.length", "%d bytes, 1 to %d are allowed", h.Length, block.BlockBytesMax)
+		return DataHead{}, violated("data.index", "%d, at most %d is allowed", h.Index, KeysMax-1)
+	case h.Length == 0 || h.Length > most:
+		return DataHead{}, violated("data.length", "%d bytes, 1 to %d are allowed", h.Length, most)
+	case h.Kind == DataOffer && h.At > 1<<63-1-h.Length:
+		return DataHead{}, violated("data.at", "%d, beyond all memory", h.At)
+	case h.Kind == DataTaken && h.At >= takenEnd:
+		return DataHead{}, violated("data.outcome", "%d, at most %d is allowed", h.At, takenEnd-1)
 	}
 	return h, nil
+}
+
+// descriptionMax bounds what follows a DataDescription: the length of the
+// fabric's name in a byte, the name, the description.
+const (
+	fabricNameMax  = 64
+	descriptionMax = 1 + fabricNameMax + rma.DescriptionMax
+)
+
+// appendDescription appends a DataDescription and what follows it.
+func appendDescription(b []byte, name string, description []byte) []byte {
+	at := len(b)
+	b = append(b, make([]byte, dataHeadBytes)...)
+	b = append(b, byte(len(name)))
+	b = append(b, name...)
+	b = append(b, description...)
+	body := b[at+dataHeadBytes:]
+	h := DataHead{Kind: DataDescription, Length: uint64(len(body)), Sum: crc64nvme.Checksum(body)}
+	h.put(b[at : at+dataHeadBytes])
+	return b
+}
+
+// decodeDescription reads what follows h. The description is part of b.
+func decodeDescription(h *DataHead, b []byte) (name string, description []byte, err error) {
+	if sum := crc64nvme.Checksum(b); sum != h.Sum {
+		return "", nil, violated("description.sum", "%016x, the bytes have %016x", h.Sum, sum)
+	}
+	n := int(b[0])
+	switch {
+	case n == 0 || n > fabricNameMax || n > len(b)-1:
+		return "", nil, violated("description.name", "%d bytes of %d, 1 to %d are allowed", n, len(b)-1, fabricNameMax)
+	case len(b)-1-n > rma.DescriptionMax:
+		return "", nil, violated("description.length", "%d bytes, at most %d are allowed", len(b)-1-n, rma.DescriptionMax)
+	}
+	return string(b[1 : 1+n]), b[1+n:], nil
 }
 
 // appendTokenHead appends what a data connection begins with.

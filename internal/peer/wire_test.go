@@ -76,12 +76,20 @@ func transcripts() map[string]transcript {
 		fp[i] = 0xf0 | byte(i&15)
 	}
 	keys := []block.Key{wireKey(0xa1, 0), wireKey(0xa2, 0), wireKey(0xa3, 0)}
-	sums := []uint64{0x1111111111111111, 0x2222222222222222}
+	sums := []uint64{0x1111111111111111, 0x2222222222222222, 0x3333333333333333}
 	lookup := &Lookup{ID: wireID, Nonce: wireNonce, Round: 1, NS: fp, WaitMS: 2000, Keys: keys}
 	fetch := &Fetch{ID: wireID, Nonce: wireNonce, Round: 1, NS: fp, WaitMS: 30000, Keys: keys[:2]}
 	await := &Fetch{ID: wireID, Nonce: wireNonce, Round: 2, NS: fp, Await: true, WaitMS: 60000, Keys: keys}
 	data := func(round, i uint32) DataHead {
 		return DataHead{Nonce: wireNonce, Round: round, Index: i, Length: 65536, Sum: sums[i]}
+	}
+	offer := func(i uint32) DataHead {
+		h := data(2, i)
+		h.Kind, h.At = DataOffer, 0x10000*uint64(i+16)
+		return h
+	}
+	taken := func(i uint32, outcome uint64) DataHead {
+		return DataHead{Kind: DataTaken, Nonce: wireNonce, Round: 2, Index: i, Length: 65536, At: outcome}
 	}
 	const c, p = "consumer", "producer"
 	return map[string]transcript{
@@ -94,6 +102,9 @@ func transcripts() map[string]transcript {
 		"pull": {"Two of three blocks are there, and are fetched. A block goes on any data connection.", []said{
 			{c, lookup}, {p, &Answer{Nonce: wireNonce, Round: 1, Found: []byte{0b011}}}, {c, fetch}, {p, data(1, 1)}, {p, data(1, 0)},
 			{c, &Finished{ID: wireID, Nonce: wireNonce, NS: fp, Complete: true}}}},
+		"get": {"Both have a fabric: each describes its memory first. Blocks are offered, and got; the third one cannot be got, so it is sent.", []said{
+			{c, token}, {c, described{"ucx", "worker and key of one"}}, {p, described{"ucx", "worker and key of the other"}}, {c, await},
+			{p, offer(0)}, {p, offer(1)}, {p, offer(2)}, {c, taken(1, takenArrived)}, {c, taken(0, takenArrived)}, {c, taken(2, takenCannot)}, {p, data(2, 2)}}},
 		"unknown_namespace": {"Nothing is known of the keys, and why.", []said{
 			{c, lookup}, {p, &Answer{Nonce: wireNonce, Round: 1, Code: CodeNamespace}}}},
 		"hand_over": {"A fetch of what a prefiller still computes. Two blocks come, then the supply is final.", []said{
@@ -113,6 +124,9 @@ func transcripts() map[string]transcript {
 	}
 }
 
+// described is a description of a fabric, with its head.
+type described struct{ name, description string }
+
 // raw is a body that no message has.
 type raw []byte
 
@@ -124,6 +138,8 @@ func (x said) bytes() []byte {
 		b := make([]byte, dataHeadBytes)
 		x.put(b)
 		return b
+	case described:
+		return appendDescription(nil, x.name, []byte(x.description))
 	case [tokenBytes]byte:
 		return appendTokenHead(nil, x)
 	case raw:
@@ -166,6 +182,14 @@ func TestWireGolden(t *testing.T) {
 			case DataHead:
 				if got, err := decodeDataHead(golden[i]); err != nil || got != want {
 					t.Errorf("%s: %d decodes to\n%+v, %v\nwant\n%+v", path, i, got, err, want)
+				}
+			case described:
+				h, err := decodeDataHead(golden[i][:dataHeadBytes])
+				if err != nil || h.Kind != DataDescription {
+					t.Fatalf("%s: %d decodes to\n%+v, %v", path, i, h, err)
+				}
+				if name, d, err := decodeDescription(&h, golden[i][dataHeadBytes:]); err != nil || name != want.name || string(d) != want.description {
+					t.Errorf("%s: %d decodes to %q, %q, %v", path, i, name, d, err)
 				}
 			case [tokenBytes]byte:
 				if got, err := decodeTokenHead(golden[i]); err != nil || got != want {
@@ -210,16 +234,15 @@ func renderTranscript(tr transcript) []byte {
 		b := x.bytes()
 		switch h := x.what.(type) {
 		case DataHead:
-			fmt.Fprintf(&w, "\n%s: data\n", x.by)
-			line(b[:4], "magic %q", b[:4])
-			line(b[4:8], "zero")
-			line(b[8:16], "nonce")
-			line(b[16:20], "round %d", h.Round)
-			line(b[20:24], "index %d", h.Index)
-			line(b[24:32], "length %d: so many bytes follow the head", h.Length)
-			line(b[32:40], "sum of the block")
-			line(b[40:56], "zero")
-			line(b[56:], "sum of the above")
+			renderHead(&w, line, x.by, b, h)
+			continue
+		case described:
+			head, _ := decodeDataHead(b[:dataHeadBytes])
+			renderHead(&w, line, x.by, b[:dataHeadBytes], head)
+			b = b[dataHeadBytes:]
+			line(b[:1], "fabric's name: %d bytes", b[0])
+			line(b[1:1+b[0]], "%q", h.name)
+			line(b[1+b[0]:], "description, as the fabric has it: %d bytes", len(h.description))
 			continue
 		case [tokenBytes]byte:
 			fmt.Fprintf(&w, "\n%s: token\n", x.by)
@@ -240,6 +263,28 @@ func renderTranscript(tr transcript) []byte {
 		}
 	}
 	return w.Bytes()
+}
+
+func renderHead(w io.Writer, line func([]byte, string, ...any), by string, b []byte, h DataHead) {
+	kind := map[DataKind]string{DataBytes: "data", DataOffer: "offer", DataTaken: "taken", DataDescription: "description"}[h.Kind]
+	fmt.Fprintf(w, "\n%s: %s\n", by, kind)
+	line(b[:4], "magic %q", b[:4])
+	line(b[4:8], "kind %d (%s)", h.Kind, kind)
+	line(b[8:16], "nonce")
+	line(b[16:20], "round %d", h.Round)
+	line(b[20:24], "index %d", h.Index)
+	line(b[24:32], "length %d%s", h.Length, map[DataKind]string{DataBytes: ": so many bytes follow the head", DataDescription: ": so many bytes follow the head"}[h.Kind])
+	line(b[32:40], "%s", map[bool]string{true: "zero", false: "sum of the " + map[bool]string{true: "description", false: "block"}[h.Kind == DataDescription]}[h.Kind == DataTaken])
+	switch h.Kind {
+	case DataOffer:
+		line(b[40:48], "at %#x of the producer's region", h.At)
+	case DataTaken:
+		line(b[40:48], "outcome %d: %s", h.At, []string{"arrived", "unwanted", "cannot"}[h.At])
+	default:
+		line(b[40:48], "zero")
+	}
+	line(b[48:56], "zero")
+	line(b[56:], "sum of the above")
 }
 
 func renderWireField(line func([]byte, string, ...any), name string, b []byte) []byte {
@@ -510,7 +555,10 @@ func TestDataHeadLimits(t *testing.T) {
 	}
 	for field, change := range map[string]func(){
 		"data.magic":    func() { b[0] = 'X' },
+		"data.kind":     func() { b[7] = byte(dataKindEnd) },
 		"data.reserved": func() { b[55] = 1 },
+		"data.at":       func() { b[7] = byte(DataOffer); be.PutUint64(b[40:], 1<<63-block.BlockBytesMax) },
+		"data.outcome":  func() { b[7] = byte(DataTaken); b[47] = takenEnd },
 		"data.index":    func() { be.PutUint32(b[20:], KeysMax) },
 		"data.length":   func() { be.PutUint64(b[24:], block.BlockBytesMax+1) },
 	} {
@@ -520,6 +568,20 @@ func TestDataHeadLimits(t *testing.T) {
 		var bad *ProtocolError
 		if _, err := decodeDataHead(b); !errors.As(err, &bad) || bad.Field != field {
 			t.Errorf("%s: %v", field, err)
+		}
+	}
+	for _, h := range []DataHead{{Length: 1, At: 1}, {Kind: DataDescription, Length: 1, At: 1}, {Kind: DataDescription, Length: 1, Nonce: 1},
+		{Kind: DataDescription, Length: 1, Round: 1}, {Kind: DataDescription, Length: 1, Index: 1}, {Kind: DataDescription, Length: descriptionMax + 1},
+		{Kind: DataDescription}, {Kind: DataOffer, Length: 1, At: 1<<63 - 1}, {Kind: DataOffer, Length: 1, At: 1<<64 - 1}} {
+		h.put(b)
+		if got, err := decodeDataHead(b); err == nil {
+			t.Errorf("%+v is taken", got)
+		}
+	}
+	for _, h := range []DataHead{{Kind: DataDescription, Length: descriptionMax}, {Kind: DataOffer, Length: 1, At: 1<<63 - 2}, {Kind: DataTaken, Length: 1, At: takenEnd - 1}} {
+		h.put(b)
+		if got, err := decodeDataHead(b); err != nil || got != h {
+			t.Errorf("%+v: %v", h, err)
 		}
 	}
 	good.Length = 0
@@ -580,7 +642,9 @@ func TestFrameReader(t *testing.T) {
 func FuzzDecodeFrame(f *testing.F) {
 	for _, tr := range transcripts() {
 		for _, x := range tr.said {
-			if _, ok := x.what.(DataHead); !ok {
+			switch x.what.(type) {
+			case DataHead, described:
+			default:
 				f.Add(x.bytes()[4:])
 			}
 		}
@@ -614,24 +678,38 @@ func FuzzDecodeFrame(f *testing.F) {
 }
 
 func FuzzDataHead(f *testing.F) {
-	b := make([]byte, dataHeadBytes)
-	h := DataHead{Nonce: 1, Round: 2, Index: 3, Length: 4, Sum: 5}
-	h.put(b)
-	f.Add(b, true)
+	for _, h := range []DataHead{{Nonce: 1, Round: 2, Index: 3, Length: 4, Sum: 5}, {Kind: DataOffer, Nonce: 1, Round: 2, Index: 3, Length: 4, Sum: 5, At: 6},
+		{Kind: DataTaken, Nonce: 1, Round: 2, Index: 3, Length: 4, At: takenCannot}} {
+		b := make([]byte, dataHeadBytes)
+		h.put(b)
+		f.Add(b, true)
+	}
+	f.Add(appendDescription(nil, "ucx", []byte("worker and key")), true)
 	f.Fuzz(func(t *testing.T, b []byte, fix bool) {
-		if len(b) != dataHeadBytes {
+		if len(b) < dataHeadBytes {
 			return
 		}
+		head, rest := b[:dataHeadBytes], b[dataHeadBytes:]
 		if fix {
-			be.PutUint64(b[56:], crc64nvme.Checksum(b[:56]))
+			be.PutUint64(head[56:], crc64nvme.Checksum(head[:56]))
 		}
-		h, err := decodeDataHead(b)
+		h, err := decodeDataHead(head)
 		if err != nil {
 			return
 		}
+		most := uint64(block.BlockBytesMax)
+		if h.Kind == DataDescription {
+			most = descriptionMax
+		}
 		again := make([]byte, dataHeadBytes)
-		if h.put(again); !bytes.Equal(b, again) || h.Length == 0 || h.Length > block.BlockBytesMax || h.Index >= KeysMax {
+		if h.put(again); !bytes.Equal(head, again) || h.Length == 0 || h.Length > most || h.Index >= KeysMax || h.Kind >= dataKindEnd {
 			t.Fatalf("%x decodes to %+v, which is %x", b, h, again)
+		}
+		if h.Kind != DataDescription || uint64(len(rest)) != h.Length {
+			return
+		}
+		if name, d, err := decodeDescription(&h, rest); err == nil && !bytes.Equal(appendDescription(nil, name, d), b) {
+			t.Fatalf("%x decodes to %q and %x, which is another one", b, name, d)
 		}
 	})
 }
