@@ -443,10 +443,14 @@ func (t *Tier) tryWriteSmall(ctx context.Context, op, name string, content []byt
 		err = cerr
 	}
 	if err == nil {
-		err = t.fs.Rename(tmp, name)
+		if err = t.fs.Rename(tmp, name); err != nil {
+			if at, lerr := t.fs.Lstat(name); lerr == nil && at.Dev == st.Dev && at.Ino == st.Ino {
+				err = nil // done all the same
+			}
+		}
 	}
 	if err != nil {
-		_ = t.fs.Remove(tmp)
+		t.removeStray(tmp, r, r.bytes)
 		return err
 	}
 	t.mu.Lock()

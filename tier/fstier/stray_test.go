@@ -1,6 +1,7 @@
 package fstier
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -162,5 +163,42 @@ func TestFileLeftInPlaceIsCountedOnce(t *testing.T) {
 			}
 			wantExact(t, tr)
 		})
+	}
+}
+
+// TestSmallFilesLeaveNothingUncounted: of a name whose file cannot be written or
+// put in place, and whose file in tmp cannot be removed, nothing was counted.
+func TestSmallFilesLeaveNothingUncounted(t *testing.T) {
+	for _, op := range []vfs.Op{vfs.OpWrite, vfs.OpSync, vfs.OpRename} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, done all the same: %v", op, late), func(t *testing.T) {
+				root := t.TempDir()
+				var broken atomic.Bool
+				tr := openClosing(t, opts(t, root, func(c vfs.Call) vfs.Fault {
+					if broken.Load() && (c.Op == op || c.Op == vfs.OpRemove && strings.HasPrefix(c.Name, nameTmp+"/")) {
+						return vfs.Fault{Err: unix.EIO, After: late && c.Op == op}
+					}
+					return vfs.Fault{}
+				}))
+				ns := tiertest.Namespace(t, "strays")
+				write(t, tr, ns, blocks(t, ns, 0, 3, 0))
+				broken.Store(true)
+				if err := tr.KeepName(t.Context(), "a name", ns); (err == nil) != (late && op == vfs.OpRename) {
+					t.Errorf("error %v", err)
+				}
+				if used, sum := tr.Stats().UsedBytes, du(t, root); used < sum {
+					t.Errorf("%d bytes are used, the files have %d", used, sum)
+				}
+				broken.Store(false)
+				if err := tr.KeepName(t.Context(), "a name", ns); err != nil {
+					t.Error(err)
+				}
+				write(t, tr, ns, blocks(t, ns, 10, 3, 0))
+				if left, _ := filepath.Glob(filepath.Join(root, nameTmp, "*")); len(left) > 0 {
+					t.Errorf("%d files are left", len(left))
+				}
+				wantExact(t, tr)
+			})
+		}
 	}
 }
