@@ -56,6 +56,28 @@ var commands = []command{
 		{name: "fs tier/raw, write, 1 MiB", find: metric("AgainstRaw/write/1024KiB", "ratio"), target: 0.9, least: true},
 		{name: "fs tier/raw, read, 1 MiB", find: metric("AgainstRaw/read/1024KiB", "ratio"), target: 0.9, least: true},
 	}},
+	{"test -C bench -run ^$ -bench Net -benchtime 1x ./peer", []row{
+		{name: "between nodes/raw TCP, 64 KiB", find: metric("Net/64KiB/conns=2", "net/raw"), target: 0.7, least: true},
+		{name: "the same, 4 connections", find: metric("Net/64KiB/conns=4", "net/raw"), target: 0.7, least: true},
+		{name: "between nodes/raw TCP, 1 MiB", find: metric("Net/1024KiB/conns=2", "net/raw"), target: 0.9, least: true},
+		{name: "the same, 4 connections", find: metric("Net/1024KiB/conns=4", "net/raw"), target: 0.9, least: true},
+		{name: "with TLS, 64 KiB", find: metric("NetTLS/64KiB/conns=2", "net-MB/s"), unit: "MB/s"},
+		{name: "with TLS, 1 MiB", find: metric("NetTLS/1024KiB/conns=2", "net-MB/s"), unit: "MB/s"},
+	}},
+	{"test -C bench -run ^$ -bench Fetch -benchtime 400x ./peer", []row{
+		{name: "128 blocks of 64 KiB from a source, p50", find: metric("Fetch/source", "node-p50-µs"), scale: 1e-3, unit: "ms"},
+		{name: "raw transfer of as many bytes", find: metric("Fetch/source", "raw-p50-µs"), scale: 1e-3, unit: "ms"},
+		{name: "node/raw", find: metric("Fetch/source", "node/raw"), target: 1.5},
+		{name: "a block", find: metric("Fetch/source", "µs/block"), unit: "µs"},
+		{name: "node/raw, from a prefiller", find: metric("Fetch/prefiller", "node/raw"), target: 1.5},
+		{name: "a block", find: metric("Fetch/prefiller", "µs/block"), unit: "µs"},
+	}},
+	{"test -C bench -run ^$ -bench Others -benchtime 1x ./peer", []row{
+		{name: "32 blocks from a peer, p50, with/without one stopped", find: metric("Others/stopped", "p50-ratio"), target: 1.1},
+		{name: "with/without a slow one", find: metric("Others/slow", "p50-ratio"), target: 1.1},
+		{name: "with/without one that sends garbage", find: metric("Others/garbage", "p50-ratio"), target: 1.1},
+		{name: "with/without one that dials and drops", find: metric("Others/dials", "p50-ratio"), target: 1.1},
+	}},
 	{"test -run ^$ -bench . ./internal/core", []row{
 		{name: "lookup, all hits, a key", find: metric("LookupHit", "ns/key"), unit: "ns", target: 100},
 		{name: "allocations for that, a key", find: metric("LookupHit", "allocs/key"), target: 0.05},
