@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -48,7 +49,12 @@ func startNode(ctx context.Context, o replay.NodeOptions) (socket string, stop f
 		fs.Root, fs.Capacity = o.FSRoot, config.Size(o.FSBytes)
 	}
 	if o.Peers {
-		c.Peers.Listen = "127.0.0.1:0"
+		c.Peers.Listen, c.Peers.Advertise = "127.0.0.1:0", o.Advertise
+		if d := o.PeerTimeout; d > 0 {
+			t := &c.Peers.Timeouts
+			t.Load, t.Park, t.Connect, t.Lookup, t.Abort, t.Hit = d, d, d/2, d/2, d/2, d/2
+			t.Heartbeat = d / 2 / time.Duration(t.Misses)
+		}
 	}
 	tiers, err := openTiers(ctx, c, log)
 	if err != nil {

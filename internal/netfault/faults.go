@@ -15,22 +15,23 @@ type Faults struct {
 	Refuse  float64       // share of connections that are reset at once
 	Mute    float64       // share that are accepted and never answered
 	Swap    float64       // share that are held until the next one has passed, or for swapMax
-	Cut     float64       // share that are reset after some bytes of one way
-	Stall   float64       // share that stay open after some bytes of one way, with nothing passing any more
+	Cut     float64       // share of spans, of either way, in which the connection is reset
+	Stall   float64       // and from which on nothing passes any more, and it stays open
 	Corrupt float64       // share of bytes with a wrong bit
 	Delay   time.Duration // of bytes, at most; each piece has another, and order stays
 }
 
-// "Some bytes" are 1 to spanMax, as likely a greeting's as megabytes.
+// Bytes of a way are in spans. Where in a span it happens, the first byte is as
+// likely as the last megabyte.
 const (
-	spanMax   = 4 << 20
+	span      = 4 << 20
 	swapMax   = 100 * time.Millisecond
 	delayMax  = time.Minute
 	parseHelp = `want "all", or some of refuse, mute, swap, cut, stall and corrupt with a probability, and delay with a duration, such as "cut=0.1,corrupt=1e-6,delay=2ms"`
 )
 
 // All is the default set: some of each.
-var All = Faults{Refuse: 0.05, Mute: 0.03, Swap: 0.2, Cut: 0.2, Stall: 0.05, Corrupt: 1e-7, Delay: time.Millisecond}
+var All = Faults{Refuse: 0.05, Mute: 0.02, Swap: 0.2, Cut: 0.05, Stall: 0.02, Corrupt: 1e-7, Delay: time.Millisecond}
 
 func (f *Faults) shares() map[string]*float64 {
 	return map[string]*float64{"refuse": &f.Refuse, "mute": &f.Mute, "swap": &f.Swap, "cut": &f.Cut, "stall": &f.Stall, "corrupt": &f.Corrupt}
@@ -101,10 +102,10 @@ type fate struct {
 // the other way carries does not change them. The reader of the way uses delays,
 // its writer the rest.
 type wayFate struct {
-	reset, stall   int64 // so many bytes from now
-	rng, delays    *rand.Rand
-	corrupt, wrong float64 // share, and bytes to the next wrong one
-	delay          time.Duration
+	Faults
+	rng, delays        *rand.Rand
+	left, reset, stall int64   // bytes: of the span, and to what happens in it
+	wrong              float64 // bytes to the next wrong one
 }
 
 func newFate(f Faults, seed uint64, n uint64) *fate {
@@ -112,37 +113,41 @@ func newFate(f Faults, seed uint64, n uint64) *fate {
 	roll := func(p float64) bool { return rng.Float64() < p }
 	x := &fate{refuse: roll(f.Refuse), mute: roll(f.Mute), swap: roll(f.Swap)}
 	for way := range x.ways {
-		w := &wayFate{reset: math.MaxInt64, stall: math.MaxInt64, corrupt: f.Corrupt, delay: f.Delay}
-		w.rng, w.delays = rand.New(rand.NewPCG(rng.Uint64(), 1)), rand.New(rand.NewPCG(rng.Uint64(), 2))
+		w := &wayFate{Faults: f, rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), delays: rand.New(rand.NewPCG(rng.Uint64(), 2))}
 		w.wrong = w.gap()
 		x.ways[way] = w
-	}
-	after := func() int64 { return int64(math.Exp2(rng.Float64() * math.Log2(spanMax))) }
-	if roll(f.Cut) {
-		x.ways[rng.IntN(2)].reset = after()
-	}
-	if roll(f.Stall) {
-		x.ways[rng.IntN(2)].stall = after()
 	}
 	return x
 }
 
-func (w *wayFate) gap() float64 {
-	if w.corrupt <= 0 {
-		return math.Inf(1)
+// begin begins a span.
+func (w *wayFate) begin() {
+	after := func(p float64) int64 {
+		hit, at := w.rng.Float64() < p, int64(math.Exp2(w.rng.Float64()*math.Log2(span)))
+		if !hit {
+			return math.MaxInt64
+		}
+		return at
 	}
-	return w.rng.ExpFloat64() / w.corrupt
+	w.left, w.reset, w.stall = span, after(w.Cut), after(w.Stall)
 }
 
-// cut says how much of what comes next may pass, and what becomes of the
-// connection then.
-func (w *wayFate) cut(b []byte) (pass []byte, reset, stall bool) {
-	n := int64(len(b))
-	if at := min(w.reset, w.stall); n >= at {
-		n, reset, stall = at, w.reset == at, w.stall == at
+func (w *wayFate) gap() float64 {
+	if w.Corrupt <= 0 {
+		return math.Inf(1)
 	}
-	w.reset, w.stall = w.reset-n, w.stall-n
-	return b[:n], reset, stall && !reset
+	return w.rng.ExpFloat64() / w.Corrupt
+}
+
+// cut says how much of what comes next may pass at once, and what becomes of the
+// connection then.
+func (w *wayFate) cut(b []byte) (n int, reset, stall bool) {
+	if w.left == 0 {
+		w.begin()
+	}
+	m := min(int64(len(b)), w.left, w.reset, w.stall)
+	w.left, w.reset, w.stall = w.left-m, w.reset-m, w.stall-m
+	return int(m), w.reset == 0, w.stall == 0
 }
 
 // touch damages bytes that pass, and says how many.
@@ -156,4 +161,4 @@ func (w *wayFate) touch(b []byte) (wrong int64) {
 }
 
 // late is how long a piece is delayed.
-func (w *wayFate) late() time.Duration { return time.Duration(w.delays.Int64N(int64(w.delay) + 1)) }
+func (w *wayFate) late() time.Duration { return time.Duration(w.delays.Int64N(int64(w.Delay) + 1)) }

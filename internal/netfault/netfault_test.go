@@ -123,7 +123,9 @@ func TestSeed(t *testing.T) {
 	}
 	for n := range uint64(1000) {
 		x, y := newFate(All, 7, n), newFate(All, 7, n)
-		if x.refuse != y.refuse || x.ways[0].reset != y.ways[0].reset || x.ways[1].stall != y.ways[1].stall {
+		x.ways[0].begin()
+		y.ways[0].begin()
+		if x.refuse != y.refuse || x.ways[0].reset != y.ways[0].reset || x.ways[0].stall != y.ways[0].stall {
 			t.Fatalf("the fate of connection %d differs", n)
 		}
 	}
@@ -133,7 +135,7 @@ func TestSeed(t *testing.T) {
 func over(err error) bool { return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) }
 
 func TestFates(t *testing.T) {
-	send := make([]byte, spanMax+1)
+	send := make([]byte, 16*span)
 	for _, x := range []struct {
 		name  string
 		f     Faults
@@ -148,6 +150,7 @@ func TestFates(t *testing.T) {
 		{"cut", Faults{Cut: 1}, func(got []byte, err error, c Counts) bool {
 			return len(got) < len(send) && over(err) && c.Cut == 1
 		}},
+		{"cut in some span", Faults{Cut: 0.5}, func(got []byte, err error, c Counts) bool { return over(err) && c.Cut == 1 }},
 		{"stall", Faults{Stall: 1}, func(got []byte, err error, c Counts) bool {
 			return len(got) < len(send) && errors.Is(err, os.ErrDeadlineExceeded) && c.Stalled == 1
 		}},

@@ -185,6 +185,15 @@ func (p *Proxy) count(f func(c *Counts)) {
 	f(&p.counts)
 }
 
+func (x *pair) stall() {
+	x.p.mu.Lock()
+	defer x.p.mu.Unlock()
+	if !x.stalled {
+		x.stalled = true
+		x.p.counts.Stalled++
+	}
+}
+
 func (x *pair) end(reset bool) {
 	x.p.mu.Lock()
 	defer x.p.mu.Unlock()
@@ -259,25 +268,26 @@ func (x *pair) write(way int, to net.Conn, queue <-chan piece, f *wayFate) {
 		if !x.sleep(time.Until(q.due)) {
 			return
 		}
-		pass, reset, stall := f.cut(q.bytes)
-		wrong := f.touch(pass)
-		pause, ok := x.open(way)
-		if !ok {
-			return
-		}
-		x.p.count(func(c *Counts) { c.Corrupt += wrong })
-		if _, err := to.Write(pass); err != nil {
-			return
-		}
-		switch {
-		case reset:
-			x.p.count(func(c *Counts) { c.Cut++ })
-			x.end(true)
-			return
-		case stall:
-			x.p.count(func(c *Counts) { c.Stalled++; x.stalled = true })
-		case !x.sleep(pause):
-			return
+		for b := q.bytes; len(b) > 0; {
+			n, reset, stall := f.cut(b)
+			wrong := f.touch(b[:n])
+			pause, ok := x.open(way)
+			if !ok {
+				return
+			}
+			x.p.count(func(c *Counts) { c.Corrupt += wrong })
+			if _, err := to.Write(b[:n]); err != nil || !x.sleep(pause) {
+				return
+			}
+			b = b[n:]
+			switch {
+			case reset:
+				x.p.count(func(c *Counts) { c.Cut++ })
+				x.end(true)
+				return
+			case stall:
+				x.stall()
+			}
 		}
 	}
 	x.open(way) // the end of a connection waits as well

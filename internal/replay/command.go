@@ -22,6 +22,7 @@ import (
 	"github.com/terrace-kv/terrace/internal/config"
 	"github.com/terrace-kv/terrace/internal/core"
 	"github.com/terrace-kv/terrace/internal/core/policy"
+	"github.com/terrace-kv/terrace/internal/netfault"
 )
 
 // What a replay ends with when it did run. The table or the JSON object has
@@ -44,6 +45,7 @@ const (
 	primaryMax        = 15 << 40 // as primary.size
 	fsMin             = 64 << 10 // as tiers.fs.capacity
 	stopTimeout       = 60 * time.Second
+	faultyPeerTimeout = time.Second // with --peer-faults, so that a run sees many of them
 	statusTimeout     = 10 * time.Second
 	sameSignalFor     = 100 * time.Millisecond
 )
@@ -56,6 +58,10 @@ type NodeOptions struct {
 	FSBytes      int64  // its capacity; 0 for unbounded
 	Policy       string
 	Peers        bool // it speaks to other nodes, on loopback
+
+	// Of a node with peers, if not zero:
+	Advertise   string        // where others reach it
+	PeerTimeout time.Duration // of a load from a peer; its other bounds are no longer, a dead peer is found within half of it
 }
 
 // StartNode starts a node in this process and returns the socket on which it
@@ -87,6 +93,7 @@ type options struct {
 	fs            string
 	policy        []string
 	peers         int
+	peerFaults    string
 	dry           bool
 	sweep         []string
 	sweepBlocks   []int64
@@ -110,6 +117,7 @@ const examples = `  terrace replay --synthetic
   terrace replay --synthetic --engines 4 --primary 256MiB
   terrace replay conversation.jsonl.gz --requests 2000 --fs /data/terrace,unbounded
   terrace replay --synthetic --peers 3 --primary 256MiB --fs none
+  terrace replay --synthetic --peers 3 --peer-faults all --seed 7
   terrace replay conversation.jsonl.gz --speed 10 --socket /run/terrace/engine.sock
   terrace replay trace.jsonl --dry --sweep 1GiB,4GiB,16GiB --block-bytes 64KiB
   terrace replay trace.jsonl --dry --sweep-blocks 1708,8544 --policy lru --json`
@@ -144,7 +152,7 @@ func Command(deps Deps) *cobra.Command {
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&o.synthetic, "synthetic", false, "make a trace: chats with shared prompts and growing turns")
-	f.Uint64Var(&o.seed, "seed", 1, "seed of the synthetic trace; the same seed gives the same trace")
+	f.Uint64Var(&o.seed, "seed", 1, "seed of the synthetic trace, and of --peer-faults; the same seed gives the same trace")
 	f.IntVar(&o.conversations, "conversations", 0, "conversations of the synthetic trace; 0 chooses them so that the working set is larger than the primary and --requests are there")
 	f.IntVar(&o.requests, "requests", 0, "stop after so many requests; 0 replays all")
 	f.Var(&o.blockBytes, "block-bytes", "bytes of a block")
@@ -156,6 +164,7 @@ func Command(deps Deps) *cobra.Command {
 	f.StringVar(&o.fs, "fs", "", `filesystem tier of a node that replay starts: a size, "unbounded", a directory to keep, "DIR,SIZE" or "none" (default: 10GiB in a temporary directory); in a dry run a size or "unbounded" (default: none)`)
 	f.StringSliceVar(&o.policy, "policy", []string{"lru"}, "replacement policy of the primary, one of "+strings.Join(policy.Names(), ", ")+"; a dry run takes several")
 	f.IntVar(&o.peers, "peers", 1, "nodes that replay starts; the trace is split over them, and a request is told which other node has most of its prompt")
+	f.StringVar(&o.peerFaults, "peer-faults", "", `faults of the network between the nodes of --peers: "all", or some of refuse, mute, swap, cut, stall and corrupt with a probability, and delay with a duration`)
 	f.BoolVar(&o.dry, "dry", false, "run the decisions alone, without bytes and without a node")
 	f.StringSliceVar(&o.sweep, "sweep", nil, "in a dry run: capacities of the primary, such as 1GiB,2GiB")
 	f.Int64SliceVar(&o.sweepBlocks, "sweep-blocks", nil, "in a dry run: capacities of the primary in blocks")
@@ -227,6 +236,9 @@ type replay struct {
 	out, err io.Writer
 	tty      bool // err is a terminal
 	size     Size // of a trace file, measured
+
+	faults  netfault.Faults // of --peer-faults
+	proxies []*netfault.Proxy
 }
 
 // newReplay checks the flags and reports every fault at once.
@@ -252,7 +264,7 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 	}
 	if !o.synthetic {
 		for _, name := range []string{"seed", "conversations"} {
-			if given(name) {
+			if given(name) && (name != "seed" || o.peerFaults == "") {
 				bad("--%s needs --synthetic", name)
 			}
 		}
@@ -275,6 +287,15 @@ func newReplay(cmd *cobra.Command, deps Deps, o options, args []string) (*replay
 		r.engines = o.peers
 	} else if o.engines < o.peers {
 		bad("--engines is %d, less than --peers, which is %d: each node needs one", o.engines, o.peers)
+	}
+	if o.peerFaults != "" {
+		var err error
+		if r.faults, err = netfault.Parse(o.peerFaults); err != nil {
+			bad("--peer-faults: %w", err)
+		}
+		if o.peers == 1 {
+			bad("--peer-faults needs --peers, 2 or more")
+		}
 	}
 	if !(o.speed >= 0 && o.speed <= 1e9) { // also refuses NaN
 		bad("--speed is %v, want 0 (as fast as possible) to 1e9", o.speed)
@@ -346,7 +367,7 @@ func (r *replay) checkOwnNode() (errs []error) {
 
 func (r *replay) checkDry(given func(string) bool) (errs []error) {
 	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(format, a...)) }
-	for _, name := range []string{"socket", "engines", "speed", "wait-cascade", "peers"} {
+	for _, name := range []string{"socket", "engines", "speed", "wait-cascade", "peers", "peer-faults"} {
 		if given(name) {
 			bad("--%s means nothing in a dry run", name)
 		}
@@ -595,11 +616,24 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 		for _, stop := range stops {
 			errs = append(errs, stop())
 		}
+		for _, p := range r.proxies {
+			p.Close()
+		}
 		// What the run itself says goes first.
 		if cerr := errors.Join(errs...); err == nil {
 			err = cerr
 		}
 	}()
+	if r.peerFaults != "" {
+		r.note("faults between nodes, seed %d: %s", r.seed, r.faults)
+		for i := range r.peers {
+			p, err := netfault.Listen("127.0.0.1:0", r.faults, r.seed+uint64(i)<<32)
+			if err != nil {
+				return err
+			}
+			r.proxies = append(r.proxies, p)
+		}
+	}
 	for i := range r.peers {
 		e, socket, stop, err := r.node(ctx, ns, i)
 		if err != nil {
@@ -610,9 +644,12 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 			stops = append(stops, stop)
 		}
 	}
-	before, addrs, err := statuses(ctx, engines[:r.peers])
+	before, peers, err := statuses(ctx, engines[:r.peers])
 	if err != nil {
 		return err
+	}
+	for i, p := range r.proxies {
+		p.Set(func(s *netfault.State) { s.To = peers[i].Listen })
 	}
 	if src == nil {
 		src = r.makeTrace(before.Primary.CapacityBytes / int64(r.blockBytes))
@@ -630,7 +667,10 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 		fault: func(s string) { r.note("%s", s) },
 	}
 	if r.peers > 1 {
-		d.directory = &directory{addrs: addrs, had: map[block.Key]uint16{}}
+		d.directory = &directory{had: map[block.Key]uint16{}}
+		for _, p := range peers {
+			d.directory.addrs = append(d.directory.addrs, p.Advertise)
+		}
 	}
 	stopProgress := r.progress(d.look)
 	tally, runErr := d.run(ctx)
@@ -640,6 +680,12 @@ func (r *replay) runBytes(ctx context.Context, src Source) (err error) {
 	res := r.result(src.Info(), ModeBytes)
 	res.Node, res.OwnNode, res.Engines, res.PrimaryBytes = sockets[0], len(stops) > 0, r.engines, before.Primary.CapacityBytes
 	res.Nodes = r.peers
+	if r.peerFaults != "" {
+		res.PeerFaults = &PeerFaults{Faults: r.faults.String(), Seed: r.seed}
+		for _, p := range r.proxies {
+			res.PeerFaults.Add(p.Counts())
+		}
+	}
 	res.Interrupted = ctx.Err() != nil
 	if res.OwnNode {
 		res.Policy = r.policy[0]
@@ -717,6 +763,9 @@ func (r *replay) node(ctx context.Context, ns *block.Namespace, index int) (_ en
 		return nil, "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	o := NodeOptions{Dir: dir, PrimaryBytes: int64(r.primary), FSBytes: r.fs.bytes, Policy: r.policy[0], Peers: r.peers > 1}
+	if r.peerFaults != "" {
+		o.Advertise, o.PeerTimeout = r.proxies[index].Addr(), faultyPeerTimeout
+	}
 	where := "no tier below"
 	if !r.fs.none {
 		o.FSRoot = r.fs.dir

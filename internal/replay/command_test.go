@@ -378,6 +378,8 @@ func TestFlagFaults(t *testing.T) {
 		"nowhere.jsonl":               {"no such file"},
 		file:                          {"bad.jsonl:2:"},
 		"a --seed 3 --engines 0":      {"--seed needs --synthetic", "--engines is 0"},
+		"a --peer-faults cut=2":       {"--peer-faults needs --peers", "want a probability"},
+		"a --dry --peer-faults all":   {"--peer-faults means nothing in a dry run"},
 		"a --speed -1 --requests -1":  {"--speed is -1", "--requests is -1"},
 		"a --speed NaN":               {"--speed is NaN"},
 		"a --block-bytes 0":           {"--block-bytes is 0"},

@@ -3,23 +3,35 @@ package replay
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/terrace-kv/terrace"
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/client"
+	"github.com/terrace-kv/terrace/internal/fault"
+	"github.com/terrace-kv/terrace/internal/node"
+	"github.com/terrace-kv/terrace/internal/vfs"
 	"github.com/terrace-kv/terrace/internal/wire"
 	"github.com/terrace-kv/terrace/tier/fstier"
 )
 
+var peerSeed = flag.Uint64("replay.seed", 0, "seed of TestPeerFaults; 0 takes a fresh one")
+
 // realDeps starts real nodes: shared memory, sockets and files.
-func realDeps(t *testing.T) Deps {
+func realDeps(t *testing.T) Deps { return faultyDeps(t, nil) }
+
+// faultyDeps has file calls of the nodes' tiers fail, once they have been opened.
+func faultyDeps(t *testing.T, rules *fault.Set) Deps {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()) // nobody serves there
 	t.Setenv("TERRACE_SOCKET", "")
 	t.Setenv("TMPDIR", t.TempDir())
@@ -27,10 +39,25 @@ func realDeps(t *testing.T) Deps {
 		log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 		opt := terrace.Options{Socket: filepath.Join(o.Dir, "engine.sock"), PrimarySize: o.PrimaryBytes, Policy: o.Policy, Logger: log}
 		if o.Peers {
-			opt.Peers = &terrace.Peers{Listen: "127.0.0.1:0"}
+			d := o.PeerTimeout // 0 is the default
+			opt.Peers = &terrace.Peers{Listen: "127.0.0.1:0", Advertise: o.Advertise, LoadTimeout: d,
+				Bounds: terrace.PeerBounds{ConnectTimeout: d / 2, LookupTimeout: d / 2, AbortTimeout: d / 2, HitTimeout: d / 2, ParkTimeout: d, PingEvery: d / 10}}
 		}
 		if o.FSRoot != "" {
-			files, err := fstier.Open(ctx, fstier.Options{Root: o.FSRoot, Capacity: o.FSBytes, Logger: log})
+			fo := fstier.Options{Root: o.FSRoot, Capacity: o.FSBytes, Logger: log}
+			if rules != nil {
+				if err := os.MkdirAll(o.FSRoot, 0o700); err != nil {
+					return "", nil, err
+				}
+				root, err := vfs.OpenRoot(o.FSRoot)
+				if err != nil {
+					return "", nil, err
+				}
+				rules.Toggle(false)
+				defer rules.Toggle(true)
+				fo.FS = fault.FS(root, rules, nil)
+			}
+			files, err := fstier.Open(ctx, fo)
 			if err != nil {
 				return "", nil, err
 			}
@@ -44,14 +71,32 @@ func realDeps(t *testing.T) Deps {
 			return "", nil, err
 		}
 		return opt.Socket, func(ctx context.Context) error {
-			s := n.Status().Tables
-			s.Sessions = 0 // one that has ended is listed until its memory is known to be unmapped
-			if s != (terrace.Status{}).Tables {
-				t.Errorf("tables of the node after the last engine has left: %+v", s)
+			if idle(t, n); rules != nil {
+				rules.Toggle(false)
 			}
 			return n.Close(ctx)
 		}, nil
 	}}
+}
+
+// idle fails when a node has anything left of a request. What peers had of it is
+// waited for.
+func idle(t *testing.T, n *terrace.Node) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		s := n.Status()
+		s.Tables.Sessions = 0 // one that has ended is listed until its memory is known to be unmapped
+		p := s.Peers
+		if p == nil {
+			p, end = &node.PeersStatus{}, time.Time{}
+		}
+		if s.Tables == (node.TableStatus{}) && p.Sources+p.Rounds+p.Serves+p.Supplies+p.Parked+p.Aborts+p.Handovers+p.Quarantined == 0 && p.PinnedBytes+s.Primary.PinnedBytes == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("left after the last engine: %+v, %d bytes pinned, %+v", s.Tables, s.Primary.PinnedBytes, *p)
+			return
+		}
+	}
 }
 
 // TestNodeConversation is the issue's promise, on a shorter stretch of the
@@ -149,6 +194,37 @@ func TestPeers(t *testing.T) {
 			t.Errorf("%s below: %d hits with three nodes, %d with one", below, three.PrefixHits, one.PrefixHits)
 		}
 	}
+}
+
+// TestPeerFaults: whatever the network between three nodes does, blocks are right
+// or not there, and nothing is left in the nodes' tables.
+func TestPeerFaults(t *testing.T) {
+	seed := rand.Uint64N(1 << 32)
+	if *peerSeed != 0 {
+		seed = *peerSeed
+	}
+	t.Logf("repeat with -replay.seed=%d", seed)
+	rules := fault.MustParse(fmt.Sprintf(`
+		error(EIO) when randomly(0.01, %d)
+		flip when and(op(read), randomly(0.01, %[1]d))
+		torn(4096) when and(op(write), randomly(0.01, %[1]d))
+		delay(10ms) when randomly(0.005, %[1]d)`, seed))
+	faults := "refuse=0.05,mute=0.02,swap=0.2,cut=0.2,stall=0.02,corrupt=5e-06,delay=200µs"
+	h := &harness{deps: faultyDeps(t, rules)}
+	r, _, err := h.json(t, "--synthetic", "--conversations", "16", "--block-bytes", "16KiB", "--primary", "16MiB", "--fs", "32MiB", "--wait-cascade=false",
+		"--peers", "3", "--peer-faults", faults, "--seed", fmt.Sprint(seed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := r.PeerFaults
+	if r.Corrupt != 0 || f == nil || f.Seed != seed || f.Faults != faults || len(r.Tiers) != 3 {
+		t.Fatalf("%+v, %+v", r, f)
+	}
+	peers := r.Tiers[slices.IndexFunc(r.Tiers, func(t TierResult) bool { return t.Name == "peers" })]
+	if f.Connections == 0 || f.Refused+f.Muted+f.Cut+f.Stalled == 0 || f.Corrupt == 0 || f.Delayed == 0 || rules.Injected() == 0 || peers.Hits == 0 {
+		t.Errorf("of the faults too few happened, or nothing else did: %+v, %d of files, %d hits of peers", f.Counts, rules.Injected(), peers.Hits)
+	}
+	t.Logf("%+v, %d of files; %+v, in %.1f s", f.Counts, rules.Injected(), r.Tiers, r.DurationSeconds)
 }
 
 func TestHint(t *testing.T) {

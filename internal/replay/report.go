@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/terrace-kv/terrace/internal/netfault"
 )
 
 // Result is what a replay did. Its JSON form is what --json prints;
@@ -48,6 +50,7 @@ type Result struct {
 	Tiers                 []TierResult     `json:"tiers"` // the primary first
 	Latency               Latency          `json:"latency"`
 	Verdicts              map[string]int64 `json:"verdicts,omitempty"`
+	PeerFaults            *PeerFaults      `json:"peer_faults,omitempty"`
 	Curves                []Point          `json:"curves,omitempty"`
 }
 
@@ -68,6 +71,13 @@ type TierResult struct {
 	Dropped    int64  `json:"dropped"`    // stored blocks that were never written to it
 	Blocks     int64  `json:"blocks"`     // at the end
 	UsedBytes  int64  `json:"used_bytes"` // at the end
+}
+
+// PeerFaults are what --peer-faults asked for and what of it happened.
+type PeerFaults struct {
+	Faults string `json:"faults"`
+	Seed   uint64 `json:"seed"`
+	netfault.Counts
 }
 
 // Latency is in microseconds. Lookup is one call that does not wait. Ready is
@@ -147,6 +157,11 @@ func (r *Result) writeTable(w io.Writer) error {
 				row(t.Name, commas(t.Hits), humanBytes(t.ReadBytes), humanBytes(t.WriteBytes), commas(t.Failures), commas(t.Dropped), commas(t.Blocks), humanBytes(t.UsedBytes))
 			}
 		})
+	}
+	if f := r.PeerFaults; f != nil {
+		fmt.Fprintf(&b, "\nfaults between nodes: of %s %s refused, %s mute, %s swapped, %s cut, %s half-open; %s, %s delayed (%s; seed %d)\n",
+			plural(f.Connections, "connection"), commas(f.Refused), commas(f.Muted), commas(f.Swapped), commas(f.Cut), commas(f.Stalled),
+			plural(f.Corrupt, "wrong byte"), plural(f.Delayed, "piece"), f.Faults, f.Seed)
 	}
 	if r.Shared {
 		b.WriteString("\nOther engines used the node meanwhile: evictions and the numbers of tiers include their work.\n")

@@ -3,11 +3,14 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"sort"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/terrace-kv/terrace/internal/netfault"
 )
 
 func TestHistogram(t *testing.T) {
@@ -58,6 +61,22 @@ func testResult() *Result {
 	return &Result{Trace: "t", Format: "mooncake", Mode: ModeBytes, Engines: 2, BlockBytes: 65536, PrimaryBytes: 1 << 30, OwnNode: true, TiersKnown: true,
 		Requests: 1000, References: 2000, PrefixHits: 500, PrefixHitRatio: 0.25, DurationSeconds: 2,
 		Tiers: []TierResult{{Name: "primary", Hits: 400}, {Name: "fs", Hits: 100, ReadBytes: 100 << 16}}}
+}
+
+// TestPeerFaultsAreTold: what was injected is in the table and in the JSON.
+func TestPeerFaultsAreTold(t *testing.T) {
+	r := testResult()
+	r.PeerFaults = &PeerFaults{Faults: "cut=0.1", Seed: 7, Counts: netfault.Counts{Connections: 1200, Refused: 1, Muted: 2, Swapped: 3, Cut: 4, Stalled: 5, Corrupt: 6, Delayed: 7}}
+	var table, text bytes.Buffer
+	if err := errors.Join(r.writeTable(&table), r.writeJSON(&text)); err != nil {
+		t.Fatal(err)
+	}
+	if want := "faults between nodes: of 1,200 connections 1 refused, 2 mute, 3 swapped, 4 cut, 5 half-open; 6 wrong bytes, 7 pieces delayed (cut=0.1; seed 7)"; !strings.Contains(table.String(), want) {
+		t.Errorf("%s", table.String())
+	}
+	if want := `"peer_faults":{"faults":"cut=0.1","seed":7,"connections":1200,"refused":1,"muted":2,"swapped":3,"cut":4,"stalled":5,"corrupt_bytes":6,"delayed":7}`; !strings.Contains(text.String(), want) {
+		t.Errorf("%s", text.String())
+	}
 }
 
 // TestJSONShape: one object, on one line, with at least the promised fields,

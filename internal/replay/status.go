@@ -24,9 +24,9 @@ func status(ctx context.Context, e engine) (*node.Status, error) {
 	return &s, nil
 }
 
-// statuses are the accounts of the nodes of engines, as one, and where each node
-// is for its peers.
-func statuses(ctx context.Context, engines []engine) (sum *node.Status, addrs []string, err error) {
+// statuses are the accounts of the nodes of engines, as one, and what each says
+// of its peers.
+func statuses(ctx context.Context, engines []engine) (sum *node.Status, peers []*node.PeersStatus, err error) {
 	var all []*node.Status
 	for _, e := range engines {
 		s, err := status(ctx, e)
@@ -35,13 +35,13 @@ func statuses(ctx context.Context, engines []engine) (sum *node.Status, addrs []
 		}
 		all = append(all, s)
 		if s.Peers != nil {
-			addrs = append(addrs, s.Peers.Advertise)
+			peers = append(peers, s.Peers)
 		}
 	}
-	if len(all) > 1 && len(addrs) < len(all) {
+	if len(all) > 1 && len(peers) < len(all) {
 		return nil, nil, errors.New("a node speaks to no others")
 	}
-	return together(all), addrs, nil
+	return together(all), peers, nil
 }
 
 // fillTiers takes over what the node counted between two accounts. Whatever
