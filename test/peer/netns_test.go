@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -16,6 +17,8 @@ type network struct {
 	name string
 }
 
+var networks atomic.Int32 // that there have been
+
 func newNetwork(t *testing.T, hosts int) *network {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -24,7 +27,7 @@ func newNetwork(t *testing.T, hosts int) *network {
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("network namespaces need ip (iproute2)")
 	}
-	w := &network{t, fmt.Sprintf("terrace-%d-", os.Getpid())}
+	w := &network{t, fmt.Sprintf("terrace-%d-%d-", os.Getpid(), networks.Add(1))}
 	if out, err := w.run("netns", "add", w.name+"wire"); err != nil {
 		t.Skipf("no network namespaces here: %s", out)
 	}
@@ -70,18 +73,44 @@ func (w *network) plug(i int, state string) {
 	w.must("-n", w.name+"wire", "link", "set", fmt.Sprint("port", i), state)
 }
 
+// up starts one node more, each at an address of its own.
+type up func(name string, args ...string) *node
+
+// everywhere runs a scenario with nodes on loopback addresses, and with nodes in
+// network namespaces of their own.
+func everywhere(t *testing.T, hosts int, scenario func(t *testing.T, up up)) {
+	t.Parallel()
+	t.Run("loopback", func(t *testing.T) {
+		t.Parallel()
+		i := 0
+		scenario(t, func(name string, args ...string) *node {
+			i++
+			return start(t, name, fmt.Sprint("127.0.0.", i), spec(small), args...)
+		})
+	})
+	t.Run("namespaces", func(t *testing.T) {
+		t.Parallel()
+		scenario(t, newNetwork(t, hosts).up())
+	})
+}
+
+func (w *network) up() up {
+	i := -1
+	return func(name string, args ...string) *node {
+		i++
+		return startIn(w.t, w.host(i), name, w.addr(i), spec(small), append([]string{"--set", "peers.insecure=true"}, args...)...)
+	}
+}
+
 // TestNetwork: nodes with addresses of their own load from each other; when the
 // cable of one is out, what waits for it ends, others do not notice, and it is
 // used again when the cable is back.
 func TestNetwork(t *testing.T) {
 	t.Parallel()
 	w := newNetwork(t, 3)
-	var all []*node
-	for i, name := range []string{"a", "b", "c"} {
-		all = append(all, startIn(t, w.host(i), name, w.addr(i), spec(small), "--set", "peers.insecure=true",
-			"--set", "peers.timeouts.heartbeat=200ms", "--set", "peers.timeouts.connect=1s"))
-	}
-	a, b, c := all[0], all[1], all[2]
+	up, args := w.up(), []string{"--set", "peers.timeouts.heartbeat=200ms", "--set", "peers.timeouts.connect=1s"}
+	a, b, c := up("a", args...), up("b", args...), up("c", args...)
+	all := []*node{a, b, c}
 	a.has(keys("a", 100))
 	for _, n := range []*node{b, c} {
 		r := n.request("r", from(a, source, "kv"))

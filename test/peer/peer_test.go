@@ -12,9 +12,10 @@ import (
 const small = 64 << 10
 
 // A node loads from another's primary and from what it has below.
-func TestPull(t *testing.T) {
-	t.Parallel()
-	a, b := start(t, "a", "127.0.0.1", spec(small)), start(t, "b", "127.0.0.2", spec(small))
+func TestPull(t *testing.T) { everywhere(t, 2, pull) }
+
+func pull(t *testing.T, up up) {
+	a, b := up("a"), up("b")
 	ks := keys("pull", 200)
 	a.has(ks)
 	r := b.request("r", from(a, source, "kv"))
@@ -43,9 +44,10 @@ func TestPull(t *testing.T) {
 }
 
 // What was pulled can be pulled on: from A by B, and from B by C.
-func TestChain(t *testing.T) {
-	t.Parallel()
-	a, b, c := start(t, "a", "127.0.0.1", spec(small)), start(t, "b", "127.0.0.2", spec(small)), start(t, "c", "127.0.0.3", spec(small))
+func TestChain(t *testing.T) { everywhere(t, 3, chain) }
+
+func chain(t *testing.T, up up) {
+	a, b, c := up("a"), up("b"), up("c")
 	ks := keys("chain", 100)
 	a.has(ks)
 	// C asks B before B has it: B does not ask A for C's sake.
@@ -97,10 +99,11 @@ func handOver(t *testing.T, a, b *node, id string, n int, before int) {
 	b.finish(d)
 }
 
-func TestHandOver(t *testing.T) {
-	t.Parallel()
+func TestHandOver(t *testing.T) { everywhere(t, 2, handOvers) }
+
+func handOvers(t *testing.T, up up) {
 	// Only what was given up is kept so long; the rest is fetched.
-	a, b := start(t, "a", "127.0.0.1", spec(small), "--set", "core.unbound_store_timeout=5s"), start(t, "b", "127.0.0.2", spec(small))
+	a, b := up("a", "--set", "core.unbound_store_timeout=5s"), up("b")
 	for before := range 5 {
 		handOver(t, a, b, fmt.Sprint("kv-", before), 80, before)
 	}
@@ -174,9 +177,10 @@ func TestNeverFetched(t *testing.T) {
 }
 
 // Both nodes pull from each other and hand over to each other at once.
-func TestBothAtOnce(t *testing.T) {
-	t.Parallel()
-	a, b := start(t, "a", "127.0.0.1", spec(small)), start(t, "b", "127.0.0.2", spec(small))
+func TestBothAtOnce(t *testing.T) { everywhere(t, 2, bothAtOnce) }
+
+func bothAtOnce(t *testing.T, up up) {
+	a, b := up("a"), up("b")
 	a.has(keys("of a", 100))
 	b.has(keys("of b", 100))
 	rounds := 5
