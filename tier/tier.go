@@ -149,13 +149,6 @@ type SetAsider interface {
 	SetAside(ctx context.Context, ns *block.Namespace, key block.Key, why string) error
 }
 
-// Source is one request's view of a tier.
-type Source interface {
-	Contains(ctx context.Context, ns *block.Namespace, keys []block.Key, found []bool) error
-	Read(ctx context.Context, ns *block.Namespace, items []Item)
-	Close()
-}
-
 // Statser is implemented by a tier that can tell its size. It does no I/O.
 type Statser interface {
 	Stats() Stats

@@ -98,11 +98,6 @@ func (f *asideTier) SetAside(ctx context.Context, _ *block.Namespace, key block.
 	return f.aside(ctx, key, why)
 }
 
-// fakeSource is a request-bound source.
-type fakeSource struct{ fakeTier }
-
-func (f *fakeSource) Close() {}
-
 type report struct {
 	at      time.Time
 	results []Result

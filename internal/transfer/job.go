@@ -16,7 +16,6 @@ type job struct {
 	ns       *block.Namespace
 	items    []tier.Item // empty for a probe
 	keys     []block.Key // of a probe
-	src      tier.Source
 	deadline time.Time
 	accepted time.Time
 

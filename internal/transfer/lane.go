@@ -130,11 +130,7 @@ func (l *Lane) Submit(j *Job) error {
 	if j.Dir >= dirs {
 		return fmt.Errorf("%w: direction %d", ErrInvalid, j.Dir)
 	}
-	in := &job{q: &l.q[j.Dir], id: j.ID, ns: j.NS, items: j.Items, units: len(j.Items), deadline: j.Deadline}
-	if j.Dir == Read {
-		in.src = j.Source
-	}
-	return l.accept(in)
+	return l.accept(&job{q: &l.q[j.Dir], id: j.ID, ns: j.NS, items: j.Items, units: len(j.Items), deadline: j.Deadline})
 }
 
 // SubmitProbe gives a probe to the lane, as Submit does a job.
@@ -143,7 +139,7 @@ func (l *Lane) SubmitProbe(p *Probe) error {
 	if len(p.Keys) > 0 {
 		n = 1
 	}
-	return l.accept(&job{q: &l.q[kindProbe], id: p.ID, ns: p.NS, keys: p.Keys, units: n, deadline: p.Deadline, src: p.Source})
+	return l.accept(&job{q: &l.q[kindProbe], id: p.ID, ns: p.NS, keys: p.Keys, units: n, deadline: p.Deadline})
 }
 
 func (l *Lane) accept(j *job) error {

@@ -711,33 +711,6 @@ func TestChecksums(t *testing.T) {
 	})
 }
 
-func TestSource(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &asideTier{aside: func(context.Context, block.Key, string) error { t.Error("the tier's copy was set aside"); return nil }}
-		f.read = func(context.Context, []tier.Item) { t.Error("the tier was read") }
-		f.contains = func(context.Context, []block.Key, []bool) error { t.Error("the tier was probed"); return nil }
-		src := &fakeSource{}
-		src.read = func(_ context.Context, items []tier.Item) {
-			for i := range items {
-				fill(&items[i])
-			}
-			items[0].Sum++
-		}
-		l, r := newTestLane(t, f, Options{})
-		defer mustClose(t, l)
-		j, p := newJob(1, Read, 2, time.Minute), newProbe(2, time.Minute)
-		j.Source, p.Source = src, src
-		must(t, l.Submit(j))
-		must(t, l.SubmitProbe(p))
-		synctest.Wait()
-		res := r.ended(1, 2)
-		wantErr(t, res[0].Err, tier.ClassCorrupt, tier.CauseChecksum)
-		if res[1].Err != nil || !r.probe(2)[0].found[1] {
-			t.Errorf("%+v %+v", res, r.probe(2))
-		}
-	})
-}
-
 // A panic fails the items of its call, and the worker lives on.
 func TestPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -206,18 +206,11 @@ func (l *Lane) call(ch *chunk, items []tier.Item) {
 	switch {
 	case j.q.kind == kindWrite:
 		l.tier.Write(j.ctx, j.ns, items)
-	case j.q.kind == kindRead && j.src != nil:
-		j.src.Read(j.ctx, j.ns, items)
 	case j.q.kind == kindRead:
 		l.tier.Read(j.ctx, j.ns, items)
 	default:
 		found := make([]bool, len(j.keys))
-		if j.src != nil {
-			items[0].Err = j.src.Contains(j.ctx, j.ns, j.keys, found)
-		} else {
-			items[0].Err = l.tier.Contains(j.ctx, j.ns, j.keys, found)
-		}
-		if items[0].Err == nil {
+		if items[0].Err = l.tier.Contains(j.ctx, j.ns, j.keys, found); items[0].Err == nil {
 			j.found = found
 		}
 	}
@@ -255,12 +248,8 @@ func (l *Lane) checkRead(p *place, ch *chunk, k int) {
 	it.Err = &tier.Error{Op: "read", Tier: l.name, Key: own.Key, Class: tier.ClassCorrupt, Cause: tier.CauseChecksum,
 		Err:  fmt.Errorf("%w: have %016x, want %016x", errReadSum, sum, it.Sum),
 		Hint: "the copy is set aside if the tier can"}
-	var aside tier.SetAsider
-	if s, ok := l.tier.(tier.SetAsider); ok && ch.job.src == nil {
-		aside = s
-	} else if s, ok := ch.job.src.(tier.SetAsider); ok {
-		aside = s
-	} else {
+	aside, ok := l.tier.(tier.SetAsider)
+	if !ok {
 		return
 	}
 	l.mu.Lock()

@@ -56,9 +56,6 @@ type Job struct {
 	// queue and its retries. It does not end a call that ignores its context:
 	// such items are reported when the call returns.
 	Deadline time.Time
-
-	// Source, if set, is read from instead of the tier. Read only.
-	Source tier.Source
 }
 
 // Probe asks a tier which keys it has. Keys belong to the lane until the
@@ -68,7 +65,6 @@ type Probe struct {
 	NS       *block.Namespace
 	Keys     []block.Key
 	Deadline time.Time
-	Source   tier.Source // as in Job
 }
 
 // Result is one item's outcome, given when its buffer is quiet.
