@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -111,32 +112,38 @@ func (ca *authority) write(name, kind string, der []byte) {
 	}
 }
 
-// args are the settings of a node with a certificate for its address.
-func (ca *authority) args(name, host string) []string {
-	ca.sign(name, &x509.Certificate{IPAddresses: []net.IP{net.ParseIP(host)},
+// args are the settings of a node with a certificate for its address, and for
+// that node id.
+func (ca *authority) args(name, host, id string) []string {
+	ca.sign(name, &x509.Certificate{IPAddresses: []net.IP{net.ParseIP(host)}, URIs: []*url.URL{{Scheme: "terrace", Host: "node", Path: "/" + id}},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, KeyUsage: x509.KeyUsageDigitalSignature})
 	at := func(file string) string { return filepath.Join(ca.dir, file) }
-	return []string{"--set", "peers.tls.cert=" + at(name+".pem"), "--set", "peers.tls.key=" + at(name+".key"), "--set", "peers.tls.ca=" + at("ca.pem")}
+	return []string{"--set", "peers.node_id=" + name, "--set", "peers.tls.cert=" + at(name+".pem"), "--set", "peers.tls.key=" + at(name+".key"), "--set", "peers.tls.ca=" + at("ca.pem")}
 }
 
-// With TLS, nodes with the same CA load from each other, and no others do.
+// With TLS, nodes with the same CA load from each other, and no others do, nor
+// those that say to be another.
 func TestTLS(t *testing.T) {
 	t.Parallel()
 	ours, theirs := newAuthority(t), newAuthority(t)
-	a, b := start(t, "a", "127.0.0.1", spec(small), ours.args("a", "127.0.0.1")...), start(t, "b", "127.0.0.2", spec(small), ours.args("b", "127.0.0.2")...)
-	foreign, open := start(t, "foreign", "127.0.0.3", spec(small), theirs.args("foreign", "127.0.0.3")...), start(t, "open", "127.0.0.4", spec(small))
+	a, b := start(t, "a", "127.0.0.1", spec(small), ours.args("a", "127.0.0.1", "a")...), start(t, "b", "127.0.0.2", spec(small), ours.args("b", "127.0.0.2", "b")...)
+	foreign, open := start(t, "foreign", "127.0.0.3", spec(small), theirs.args("foreign", "127.0.0.3", "foreign")...), start(t, "open", "127.0.0.4", spec(small))
+	liar := start(t, "liar", "127.0.0.5", spec(small), ours.args("liar", "127.0.0.5", "b")...)
 	ks := keys("tls", 60)
 	a.has(ks)
-	for n, want := range map[*node]int{b: 60, foreign: 0, open: 0} {
+	for n, want := range map[*node]int{b: 60, foreign: 0, open: 0, liar: 0} {
 		r := n.request("r", from(a, source, "kv"))
 		if got, took := n.load(r, ks); got != want || took > bound()/2 {
 			t.Errorf("%s: %d blocks after %v, want %d", n.name, got, took, want)
 		}
 		n.finish(r)
 	}
-	empty(t, a, b, foreign, open)
-	if s := a.status().Peers; s.Mode != "tls" || s.Sessions != 1 {
+	empty(t, a, b, foreign, open, liar)
+	if s := a.status().Peers; s.Mode != "tls" || s.Sessions != 1 || s.Violations == 0 {
 		t.Errorf("%+v", *s)
+	}
+	if log := a.stderr.String(); !strings.Contains(log, `hello.node: it says it is`) || !strings.Contains(log, `CN=liar`) {
+		t.Errorf("a: %s", log)
 	}
 	if log := foreign.stderr.String(); !strings.Contains(log, "certificate") {
 		t.Errorf("foreign: %s", log)
