@@ -78,8 +78,23 @@ func TestEveryFieldCounts(t *testing.T) {
 			t.Errorf("%s and %s have one fingerprint", name, other)
 		}
 		seen[n.Fingerprint()] = name
-		if d := Diff(llama(), s); !reflect.DeepEqual(d, []string{name}) {
+		want := name
+		if name == "groups" {
+			want = "groups[0].block_bytes"
+		}
+		if d := Diff(llama(), s); !reflect.DeepEqual(d, []string{want}) {
 			t.Errorf("diff of %s: %v", name, d)
+		}
+	}
+	for want, mod := range map[string]func(*Spec){
+		"groups":                     func(s *Spec) { s.Groups = append(s.Groups, s.Groups[0]) },
+		"groups[0].kind":             func(s *Spec) { s.Groups[0].Kind = KindWindow },
+		"groups[0].window_blocks":    func(s *Spec) { s.Groups[0].WindowBlocks = 7 },
+		"groups[0].tokens_per_block": func(s *Spec) { s.Groups[0].TokensPerBlock++ },
+	} {
+		s := llama()
+		if mod(&s); !reflect.DeepEqual(Diff(llama(), s), []string{want}) {
+			t.Errorf("diff of %s: %v", want, Diff(llama(), s))
 		}
 	}
 }

@@ -235,7 +235,8 @@ func (n *Namespace) BlockBytes(group uint32) int {
 	return int(n.spec.Groups[group].BlockBytes)
 }
 
-// Diff names the fields in which two specs differ, in tag order.
+// Diff names the fields in which two specs differ, in tag order, as Validate
+// names them; of groups that are as many those of each group.
 func Diff(a, b Spec) []string {
 	fa, fb := map[string]string{}, map[string]string{}
 	var names []string
@@ -253,8 +254,29 @@ func Diff(a, b Spec) []string {
 	for _, n := range names {
 		va, oka := fa[n]
 		vb, okb := fb[n]
-		if oka != okb || va != vb {
+		switch {
+		case oka == okb && va == vb:
+		case n == "groups" && len(a.Groups) == len(b.Groups):
+			for i := range a.Groups {
+				out = append(out, a.Groups[i].diff(fmt.Sprintf("groups[%d].", i), b.Groups[i])...)
+			}
+		default:
 			out = append(out, n)
+		}
+	}
+	return out
+}
+
+func (g Group) diff(prefix string, h Group) (out []string) {
+	for _, f := range []struct {
+		name    string
+		differs bool
+	}{
+		{"kind", g.Kind != h.Kind}, {"tokens_per_block", g.TokensPerBlock != h.TokensPerBlock},
+		{"window_blocks", g.WindowBlocks != h.WindowBlocks}, {"block_bytes", g.BlockBytes != h.BlockBytes},
+	} {
+		if f.differs {
+			out = append(out, prefix+f.name)
 		}
 	}
 	return out

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/terrace-kv/terrace/block"
 )
 
 const small = 64 << 10
@@ -208,34 +210,46 @@ func bothAtOnce(t *testing.T, up up) {
 	}
 }
 
-// An engine of other settings gets nothing, and the log says which.
+// An engine of other settings gets nothing, and the log says whose and which.
 func TestOtherNamespace(t *testing.T) {
 	t.Parallel()
-	seed := "7"
-	other := spec(small)
-	other.HashSeed = &seed
-	a, b, c := start(t, "a", "127.0.0.1", spec(small)), start(t, "b", "127.0.0.2", other), start(t, "c", "127.0.0.3", spec(2*small))
+	a := start(t, "a", "127.0.0.1", spec(small))
 	ks := keys("ns", 10)
 	a.has(ks)
-	for _, n := range []*node{b, c} {
+	seed := "7"
+	for i, x := range []struct {
+		field string
+		other func(s *block.Spec)
+	}{
+		{"hash_seed", func(s *block.Spec) { s.HashSeed = &seed }},
+		{"groups[0].block_bytes", func(s *block.Spec) { s.Groups[0].BlockBytes *= 2 }},
+		{"dtype", func(s *block.Spec) { s.DType = "other" }},
+	} {
+		sp := spec(small)
+		x.other(&sp)
+		n := start(t, fmt.Sprint("n", i), fmt.Sprint("127.0.0.", i+2), sp)
 		r := n.request("r", from(a, source, "kv"))
 		if got, took := n.load(r, ks); got != 0 || took > 5*time.Second {
-			t.Errorf("%s: %d blocks after %v", n.name, got, took)
+			t.Errorf("%s: %d blocks after %v", x.field, got, took)
 		}
 		n.finish(r)
-	}
-	empty(t, a, b, c)
-	for n, field := range map[*node]string{b: "hash_seed", c: "groups"} {
-		eventually(t, bound(), "log", func() error {
-			if log := n.stderr.String(); !contains(log, "differs in", field) {
-				return fmt.Errorf("%s", log)
-			}
-			return nil
-		})
+		empty(t, a, n)
+		n.says(0, "a at "+a.peers, "differs in "+x.field+"\"")
 		if p := n.status().Peers; p.Failures["namespace"] == 0 {
-			t.Errorf("%s: %v", n.name, p.Failures)
+			t.Errorf("%s: %v", x.field, p.Failures)
 		}
 	}
+	// One that a has nothing like: it says which.
+	sp := spec(small)
+	sp.Model = "unknown there"
+	n := start(t, "stranger", "127.0.0.5", sp)
+	r := n.request("r", from(a, source, "kv"))
+	if got, took := n.load(r, ks); got != 0 || took > 5*time.Second {
+		t.Errorf("%d blocks after %v", got, took)
+	}
+	n.finish(r)
+	n.says(0, "a at "+a.peers, "has no namespace", "unknown there")
+	empty(t, a, n)
 }
 
 // A producer that dies takes no request with it.

@@ -253,6 +253,21 @@ func (n *node) end() {
 	}
 }
 
+// says waits until one line of the log, from an offset on, has all parts: who and
+// why.
+func (n *node) says(since int, parts ...string) {
+	n.t.Helper()
+	eventually(n.t, bound(), fmt.Sprintf("log of %s with %q", n.name, parts), func() error {
+		log := n.stderr.String()[since:]
+		for line := range strings.Lines(log) {
+			if contains(line, parts...) {
+				return nil
+			}
+		}
+		return errors.New(log)
+	})
+}
+
 func (n *node) kill() {
 	_ = n.cmd.Process.Kill()
 	<-n.done
