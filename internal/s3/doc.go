@@ -23,7 +23,7 @@
 //
 // A listing and an answer to DeleteMany have at most 4 MiB, an error document
 // 64 KiB and 5 s, an answer of a credential service 1 MiB, keys 1,024 bytes. A
-// call allocates about 12 KiB, and a Put 32 KiB more, whatever the block's size.
+// call allocates about 6 KiB, and a Put 34 KiB more, whatever the block's size.
 //
 // # Secrets
 //
