@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	netMemory = 64 << 20 // of each side: they miss the cache alike
-	netTurn   = 64 << 20 // bytes
-	netRounds = 16       // of each side
+	netMemory = 64 << 20  // of each side: they miss the cache alike
+	netTurn   = 256 << 20 // bytes
+	netRounds = 8         // of each side
+	netSets   = 3         // of connections: which processors they are on makes a difference, and stays so
 )
 
 // BenchmarkNet moves blocks over loopback from one Net to another one, and by
@@ -39,17 +40,20 @@ func benchNet(b *testing.B, conns []int, tls bool) {
 					}
 					b.Cleanup(func() { _ = unix.Munmap(mem[i]) })
 				}
-				x := []side{{move: openPair(b, size, conns, mem, tls)}, {move: openRaw(b, size, conns, mem)}}
+				var x [2]side
 				n := netTurn / size
-				for i := range x {
-					x[i].move(n)
-				}
-				for i := range netRounds {
-					for k := range x {
-						x[(i+k)%2].turn(n)
+				for range netSets {
+					x[0].move, x[1].move = openPair(b, size, conns, mem, tls), openRaw(b, size, conns, mem)
+					for i := range x {
+						x[i].move(n)
+					}
+					for i := range netRounds {
+						for k := range x {
+							x[(i+k)%2].turn(n)
+						}
 					}
 				}
-				total := float64(netRounds) * netTurn
+				total := float64(netSets) * netRounds * netTurn
 				for i, name := range []string{"net", "raw"} {
 					b.ReportMetric(total/1e6/x[i].took.Seconds(), name+"-MB/s")
 					b.ReportMetric(x[i].spent.Seconds()*1e9/total, name+"-cpu-s/GB")
