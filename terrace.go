@@ -10,6 +10,7 @@ package terrace
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,6 +24,7 @@ import (
 	"github.com/terrace-kv/terrace/internal/metrics"
 	"github.com/terrace-kv/terrace/internal/node"
 	"github.com/terrace-kv/terrace/internal/peer"
+	"github.com/terrace-kv/terrace/internal/rma"
 	"github.com/terrace-kv/terrace/internal/transfer"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -43,6 +45,11 @@ type PeerBounds = peer.Options
 // PeerTLS names the files for TLS between nodes.
 type PeerTLS = peer.TLSFiles
 
+// Fabric is what blocks between nodes may go over beside TCP. It is for networks
+// whose nodes are all trusted: it has no TLS, and who is on it can read the whole
+// primary, or do worse.
+type Fabric = rma.Fabric
+
 // Peers make the node one of several that load blocks from each other.
 type Peers struct {
 	// Listen is host:port, and port 0 a free one. Everybody who reaches it can
@@ -54,6 +61,10 @@ type Peers struct {
 	LoadTimeout    time.Duration // for blocks that a peer has; default 30 s
 	PrefillTimeout time.Duration // for blocks that it may still have to compute; default 60 s
 	Bounds         PeerBounds
+
+	// OpenFabric, if set, opens what blocks go over, past TLS, to and from peers
+	// that have the same. The node closes it.
+	OpenFabric func() (Fabric, error)
 }
 
 // Tier is a secondary tier and how to drive it. An open node owns its tiers and
@@ -167,20 +178,29 @@ func peerOptions(p *Peers) (*node.PeerOptions, error) {
 	if p == nil {
 		return nil, nil
 	}
-	no := peer.NetOptions{Listen: p.Listen, DialTimeout: p.Bounds.ConnectTimeout}
+	var secure *tls.Config
 	mode := "tcp"
 	if p.TLS != (PeerTLS{}) {
 		var err error
-		if no.TLS, err = p.TLS.Config(); err != nil {
+		if secure, err = p.TLS.Config(); err != nil {
 			return nil, fmt.Errorf("peers: %w", err)
 		}
 		mode = "tls"
 	}
+	if p.OpenFabric != nil {
+		mode += " and fabric"
+	}
 	m := p.Bounds
 	m.Node, m.Advertise = p.NodeID, p.Advertise
 	return &node.PeerOptions{Machine: m, LoadTimeout: p.LoadTimeout, PrefillTimeout: p.PrefillTimeout, Mode: mode,
-		Open: func(sink peer.Sink, memory func(slot uint64, n int) []byte, refused func(addr string, err error)) (peer.Transport, string, error) {
-			no.Memory, no.Refused = memory, refused
+		Open: func(sink peer.Sink, no peer.NetOptions) (peer.Transport, string, error) {
+			no.Listen, no.TLS, no.DialTimeout = p.Listen, secure, p.Bounds.ConnectTimeout
+			if p.OpenFabric != nil {
+				var err error
+				if no.Fabric, err = p.OpenFabric(); err != nil {
+					return nil, "", fmt.Errorf("peers: %w", err)
+				}
+			}
 			t, err := peer.OpenNet(no, sink)
 			if err != nil {
 				return nil, "", err

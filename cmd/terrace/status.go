@@ -210,18 +210,21 @@ func writeStatus(w io.Writer, s *terrace.Status) error {
 	}
 	if p := s.Peers; p != nil {
 		fmt.Fprintln(w)
-		row("PEER", "ADDRESS", "STATE", "SOURCES", "ROUNDS", "SERVES", "PINNED", "BLOCKS IN", "OUT", "BYTES IN", "OUT")
+		row("PEER", "ADDRESS", "STATE", "WIRE", "SOURCES", "ROUNDS", "SERVES", "PINNED", "BLOCKS IN", "OUT", "BYTES IN", "OUT")
 		for _, x := range p.Peers {
 			state := x.State
 			if x.Why != "" {
 				state += ": " + x.Why
 			}
-			row(cmp.Or(x.NodeID, "-"), x.Address, state, x.Sources, x.Rounds, x.Serves, human(x.PinnedBytes), x.BlocksIn, x.BlocksOut, human(x.BytesIn), human(x.BytesOut))
+			row(cmp.Or(x.NodeID, "-"), x.Address, state, cmp.Or(x.Wire, "-"), x.Sources, x.Rounds, x.Serves, human(x.PinnedBytes), x.BlocksIn, x.BlocksOut, human(x.BytesIn), human(x.BytesOut))
 		}
 		if err := tw.Flush(); err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "%s at %s, %s: %d blocks in, %d out; %d hand-overs wait, %d fetches parked\n", p.NodeID, p.Advertise, p.Mode, p.BlocksIn, p.BlocksOut, p.Handovers, p.Parked)
+		if p.Gets+p.GetsFailed+p.Offers+int64(p.GetsPosted) > 0 {
+			fmt.Fprintf(w, "  by fabric: %d blocks in, %d offered; %d failed and came over TCP, %d are not released\n", p.Gets, p.Offers, p.GetsFailed, p.GetsPosted)
+		}
 		for _, c := range []struct {
 			what   string
 			counts map[string]int64

@@ -59,7 +59,7 @@ var allowed = map[string]string{
 	"internal/fault":             "block tier internal/vfs",
 	"internal/netfault":          "",
 	"internal/lint":              "",
-	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin internal/peer",
+	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin internal/peer internal/rma",
 	"cmd/terrace":                "*",
 	"test/e2e":                   "*",
 	"test/peer":                  "*",
@@ -73,7 +73,7 @@ var anyone = []string{"internal/invariants", "internal/lifecycle", "internal/met
 // concrete tiers, and what only tests may use.
 var (
 	concrete  = []string{"tier/fstier", "tier/objtier"}
-	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test",
+	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test", "internal/rma/fakerma",
 		"github.com/minio/minio-go/v7/pkg/signer"}
 )
 

@@ -36,13 +36,13 @@ type PeerOptions struct {
 	Machine        peer.Options
 	LoadTimeout    time.Duration // for blocks that a peer has said it has; default 30 s
 	PrefillTimeout time.Duration // for blocks that it may still have to compute; default 60 s
-	Mode           string        // told in Status: "tcp", "tls"
+	Mode           string        // told in Status: such as "tls and fabric"
 
-	// Open opens the transport, and says where it listens. memory is that of a
-	// slot, for as long as the slot is granted or leased; refused is told of
-	// connections that never became a session. None of them is called before
-	// Open has returned, though goroutines may try.
-	Open func(sink peer.Sink, memory func(slot uint64, n int) []byte, refused func(addr string, err error)) (t peer.Transport, listens string, err error)
+	// Open opens the transport, and says where it listens. o has what of the node
+	// it needs: the memory of slots, for as long as a slot is granted or leased,
+	// and whom to tell of trouble. Nobody is told anything before Open has returned,
+	// though goroutines may try.
+	Open func(sink peer.Sink, o peer.NetOptions) (t peer.Transport, listens string, err error)
 }
 
 // peers is the node's part in what goes on between nodes: it gives the bridge
@@ -79,8 +79,10 @@ func (n *Node) openPeers(o PeerOptions, secret [32]byte) error {
 	n.mu.Lock() // nothing that it hears comes before there is a machine
 	defer n.mu.Unlock()
 	var err error
-	memory := func(slot uint64, size int) []byte { return n.arena.Bytes(core.Slot(slot).Offset(), int64(size)) }
-	if p.transport, p.listens, err = o.Open(p, memory, p.refused); err != nil {
+	no := peer.NetOptions{Refused: p.refused, Trouble: p.trouble, Region: n.arena.Bytes(0, n.arena.Size()),
+		Memory: func(slot uint64, size int) []byte { return n.arena.Bytes(core.Slot(slot).Offset(), int64(size)) },
+		Offset: func(slot uint64) uint64 { return uint64(core.Slot(slot).Offset()) }}
+	if p.transport, p.listens, err = o.Open(p, no); err != nil {
 		return err
 	}
 	m := &p.o.Machine
@@ -239,6 +241,10 @@ func (p *peers) refused(addr string, err error) {
 	p.note(peer.Note{Peer: addr, Bad: true, Text: "a connection was refused: " + err.Error()})
 }
 
+func (p *peers) trouble(addr string, err error) {
+	p.note(peer.Note{Peer: addr, Bad: true, Text: "blocks come over TCP: " + err.Error()})
+}
+
 // note leaves it to the logger, which may wait for whoever reads the log.
 func (p *peers) note(x peer.Note) {
 	if x.Bad = x.Bad && !p.ending.Load(); x.Bad {
@@ -364,16 +370,28 @@ func (p *peers) status(c *core.Stats) *PeersStatus {
 	for _, i := range m.Peers(now) {
 		ps := PeerStatus{NodeID: i.Node, BootID: i.Boot, Address: i.Addr, State: i.State, Why: i.Why, Dialed: i.Dialed,
 			Namespaces: i.Namespaces, Sources: i.Sources, Rounds: i.Rounds, Serves: i.Serves, Parked: i.Parked, Aborts: i.Aborts,
-			PinnedBytes: i.Pinned, BlocksIn: i.BlocksIn, BytesIn: i.BytesIn, BlocksOut: i.BlocksOut, BytesOut: i.BytesOut}
+			Wire: p.wire(i.Conn), PinnedBytes: i.Pinned, BlocksIn: i.BlocksIn, BytesIn: i.BytesIn, BlocksOut: i.BlocksOut, BytesOut: i.BytesOut}
 		if i.Since > 0 {
 			ps.Seconds = time.Duration(now - i.Since).Seconds()
 		}
 		s.Peers = append(s.Peers, ps)
 	}
+	if t, ok := p.transport.(interface{ Stats() peer.NetStats }); ok {
+		x := t.Stats()
+		s.Gets, s.GetsFailed, s.Offers, s.GetsPosted = int64(x.Gets), int64(x.GetsFailed), int64(x.Offers), x.Posted
+	}
 	if e := p.last.Load(); e != nil {
 		s.LastError = *e
 	}
 	return s
+}
+
+// wire is how the blocks of a session go.
+func (p *peers) wire(conn peer.ConnID) string {
+	if t, ok := p.transport.(interface{ Wire(peer.ConnID) string }); ok && conn != 0 {
+		return t.Wire(conn)
+	}
+	return ""
 }
 
 // tierStatus shows other nodes as the tier that they are to the core.

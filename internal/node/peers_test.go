@@ -12,22 +12,52 @@ import (
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/core"
 	"github.com/terrace-kv/terrace/internal/peer"
+	"github.com/terrace-kv/terrace/internal/rma/fakerma"
 	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/memtier"
 )
 
 // withPeers lets a node speak to others, on a loopback port of its own.
-func withPeers(name string) func(*Options) {
+func withPeers(name string) func(*Options) { return withFabric(name, nil) }
+
+// withFabric lets blocks go over a fabric as well, if it is not nil.
+func withFabric(name string, fabric *fakerma.Fabric) func(*Options) {
 	return func(o *Options) {
 		o.Peers = &PeerOptions{Machine: peer.Options{Node: name, Advertise: "127.0.0.1:0"}, Mode: "tcp",
-			Open: func(sink peer.Sink, memory func(uint64, int) []byte, refused func(string, error)) (peer.Transport, string, error) {
-				n, err := peer.OpenNet(peer.NetOptions{Listen: "127.0.0.1:0", Memory: memory, Refused: refused}, sink)
+			Open: func(sink peer.Sink, no peer.NetOptions) (peer.Transport, string, error) {
+				no.Listen = "127.0.0.1:0"
+				if fabric != nil {
+					no.Fabric = fabric
+				}
+				n, err := peer.OpenNet(no, sink)
 				if err != nil {
 					return nil, "", err
 				}
 				return n, n.Addr(), nil
 			}}
 	}
+}
+
+// overWires runs a test with peers over TCP, and over a fabric.
+func overWires(t *testing.T, test func(t *testing.T, with func(name string) func(*Options))) {
+	t.Run("tcp", func(t *testing.T) { test(t, withPeers) })
+	t.Run("fabric", func(t *testing.T) {
+		network := fakerma.New()
+		var fabrics []*fakerma.Fabric
+		t.Cleanup(func() { // after the nodes are closed
+			for _, f := range fabrics {
+				if peers, gets, closed := f.Left(); peers != 0 || gets != 0 || !closed {
+					t.Errorf("%d peers and %d gets are left, fabric closed %v", peers, gets, closed)
+				}
+			}
+		})
+		test(t, func(name string) func(*Options) {
+			f := network.Open("fake")
+			f.Plan = func(uint64, int) fakerma.Fault { return fakerma.Fault{Twice: true, Refuse: 1} }
+			fabrics = append(fabrics, f)
+			return withFabric(name, f)
+		})
+	})
 }
 
 // from are the parameters of a request that loads from another node.
@@ -66,9 +96,11 @@ func quiet(t testing.TB, nodes ...*Node) {
 	}
 }
 
-func TestPull(t *testing.T) {
+func TestPull(t *testing.T) { overWires(t, testPull) }
+
+func testPull(t *testing.T, with func(name string) func(*Options)) {
 	below := memtier.NewIndexed(memtier.Options{})
-	a, b := openNode(t, 128, []tier.Tier{below}, withPeers("a")), openNode(t, 128, nil, withPeers("b"))
+	a, b := openNode(t, 128, []tier.Tier{below}, with("a")), openNode(t, 128, nil, with("b"))
 	ns := space1(t, "m")
 	ea, eb := greet(t, a, ns), greet(t, b, ns)
 	ea.request("s")
@@ -108,6 +140,11 @@ func TestPull(t *testing.T) {
 	if p := sb.Peers; p.BlocksIn != 100 || p.BytesIn != 100*blockBytes || p.BlocksOut != 20 || p.Peers[0].BlocksIn != 100 || p.Peers[0].NodeID != "a" {
 		t.Errorf("%+v", p)
 	}
+	wire := map[bool]string{true: "fake", false: "tcp"}[sa.Peers.Offers > 0]
+	if p := sb.Peers; p.Peers[0].Wire != wire || sa.Peers.Peers[0].Wire != wire || strings.HasSuffix(t.Name(), "fabric") != (p.Gets > 0) ||
+		p.Gets != sa.Peers.Offers || p.GetsPosted != 0 || p.GetsFailed != 0 {
+		t.Errorf("blocks went over %s, and that is told as %+v", wire, p)
+	}
 	if x := sb.Tiers[0]; x.Name != PeersTier || x.Hits != 100 {
 		t.Errorf("%+v", x)
 	}
@@ -128,8 +165,10 @@ func TestPull(t *testing.T) {
 	}
 }
 
-func TestHandover(t *testing.T) {
-	a, b := openNode(t, 128, nil, withPeers("a")), openNode(t, 128, nil, withPeers("b"))
+func TestHandover(t *testing.T) { overWires(t, testHandover) }
+
+func testHandover(t *testing.T, with func(name string) func(*Options)) {
+	a, b := openNode(t, 128, nil, with("a")), openNode(t, 128, nil, with("b"))
 	ns := space1(t, "m")
 	prefill, decode := greet(t, a, ns), greet(t, b, ns)
 	for _, order := range []string{"fetch first", "store first", "interleaved"} {
@@ -221,8 +260,10 @@ func TestPeerParams(t *testing.T) {
 
 // A peer that is not there costs a lookup what its bound says, and the next
 // request nothing.
-func TestPeerAway(t *testing.T) {
-	a, b := openNode(t, 64, nil, withPeers("a")), openNode(t, 64, nil, withPeers("b"))
+func TestPeerAway(t *testing.T) { overWires(t, testPeerAway) }
+
+func testPeerAway(t *testing.T, with func(name string) func(*Options)) {
+	a, b := openNode(t, 64, nil, with("a")), openNode(t, 64, nil, with("b"))
 	ns := space1(t, "m")
 	eb := greet(t, b, ns)
 	p := from(a, core.PeerProbe, "kv")
@@ -272,4 +313,51 @@ func TestPeerViolations(t *testing.T) {
 	n.peers.Lost(1<<40, fmt.Errorf("data connection: %w", &peer.ProtocolError{Code: peer.CodeProtocol, Field: "data.magic", Text: "odd"}))
 	count(2, "b at 127.0.0.1:1: broke the protocol: data.magic: odd")
 	idle(t, n)
+}
+
+// A get that is not over keeps its slot, and nothing else, whoever has given up
+// on it; one whose state is unknown, or that is not released, does too.
+func TestPeerGetHangs(t *testing.T) {
+	boom := errors.New("boom")
+	for _, name := range []string{"late", "state unknown", "not released"} {
+		t.Run(name, func(t *testing.T) {
+			network, over := fakerma.New(), make(chan struct{})
+			fa, fb := network.Open("fake"), network.Open("fake")
+			hung := false
+			fb.Plan = func(uint64, int) fakerma.Fault {
+				if hung {
+					return fakerma.Fault{}
+				}
+				hung = true
+				return map[string]fakerma.Fault{"late": {Hold: over}, "state unknown": {Hold: over, Lost: boom}, "not released": {Stuck: over}}[name]
+			}
+			a := openNode(t, 64, nil, withFabric("a", fa))
+			b := openNode(t, 64, nil, func(o *Options) {
+				withFabric("b", fb)(o)
+				o.Peers.LoadTimeout, o.Peers.Machine.AbortTimeout = 300*time.Millisecond, time.Minute
+			})
+			ns := space1(t, "m")
+			ea, eb := greet(t, a, ns), greet(t, b, ns)
+			ea.request("s")
+			ea.store("s", keys(0, 1), true)
+			ea.finish("s")
+			eb.requestWith("r", from(a, core.PeerProbe, "kv"))
+			if got := eb.load("r", keys(0, 1)); got != 0 {
+				t.Fatalf("%d blocks of a get that hangs", got)
+			}
+			eb.finish("r")
+			sa, sb := a.Status(), b.Status()
+			if sb.Tables.Quarantined != 1 || sb.Peers.GetsPosted != 1 || sa.Tables.Pins != 1 {
+				t.Errorf("%d slots in quarantine, %d gets, %d pins at the other node; want one of each", sb.Tables.Quarantined, sb.Peers.GetsPosted, sa.Tables.Pins)
+			}
+			close(over)
+			quiet(t, a, b)
+			eb.requestWith("q", from(a, core.PeerProbe, "kv"))
+			if got := eb.load("q", keys(0, 1)); got != 1 {
+				t.Errorf("%d blocks after that, want 1", got)
+			}
+			eb.finish("q")
+			quiet(t, a, b)
+		})
+	}
 }

@@ -108,7 +108,7 @@ type PeersStatus struct {
 	Tier      string       `json:"tier"` // which of the tiers they are
 	Listen    string       `json:"listen"`
 	Advertise string       `json:"advertise"` // where others are told to dial
-	Mode      string       `json:"mode"`      // tcp, tls
+	Mode      string       `json:"mode"`      // tcp or tls, with a fabric "and fabric"
 	Peers     []PeerStatus `json:"peers"`     // sessions, and addresses without one
 	LastError string       `json:"last_error,omitempty"`
 
@@ -118,6 +118,11 @@ type PeersStatus struct {
 	BytesOut  int64 `json:"bytes_out_total"`
 	Lookups   int64 `json:"lookups_total"` // of peers, admitted
 	Fetches   int64 `json:"fetches_total"`
+
+	Gets       int64 `json:"gets_total"`        // blocks that came over the fabric
+	GetsFailed int64 `json:"gets_failed_total"` // that were asked for over TCP after that
+	Offers     int64 `json:"offers_total"`      // blocks that peers were let get
+	GetsPosted int   `json:"gets_posted"`       // whose slots the fabric may write
 
 	Failures         map[string]int64 `json:"failures_total"` // of ours, by code: blocks, or probes
 	Refused          map[string]int64 `json:"refused_total"`  // of peers', by code: blocks, or rounds
@@ -147,10 +152,11 @@ type PeerStatus struct {
 	NodeID  string  `json:"node_id,omitempty"`
 	BootID  string  `json:"boot_id,omitempty"`
 	Address string  `json:"address"`
-	State   string  `json:"state"`         // idle, dialing, greeting, up, ending, down
-	Why     string  `json:"why,omitempty"` // it is down, or ends
-	Dialed  bool    `json:"dialed"`        // by this node
-	Seconds float64 `json:"seconds"`       // since the session began
+	State   string  `json:"state"`          // idle, dialing, greeting, up, ending, down
+	Why     string  `json:"why,omitempty"`  // it is down, or ends
+	Dialed  bool    `json:"dialed"`         // by this node
+	Seconds float64 `json:"seconds"`        // since the session began
+	Wire    string  `json:"wire,omitempty"` // how blocks go: tcp, tls, or the fabric's name
 
 	Namespaces  int   `json:"namespaces"`
 	Sources     int   `json:"sources"`

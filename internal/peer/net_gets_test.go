@@ -159,6 +159,32 @@ func TestNetGetFaults(t *testing.T) {
 	}
 }
 
+// TestNetGetsFailTogether: what was on offer when the first get failed comes over
+// TCP as well, and that is told once.
+func TestNetGetsFailTogether(t *testing.T) {
+	until, n := make(chan struct{}), uint32(5)
+	p := newGetPair(t, int(n), func(uint64, int) fakerma.Fault { return fakerma.Fault{Hold: until, Failed: errors.New("boom")} })
+	for i := range n {
+		p.grant(i)
+		p.transmit(i)
+	}
+	p.posted(int(n))
+	close(until)
+	for range n {
+		if ev := p.b.wait("Arrived"); !ev.ok {
+			t.Error(ev)
+		}
+		p.a.wait("Sent")
+	}
+	p.b.wait("Trouble")
+	for _, what := range []string{"Trouble", "Arrived"} {
+		p.b.none(what)
+	}
+	if s := p.b.Stats(); s.GetsFailed != uint64(n) || s.BlocksIn != uint64(n) {
+		t.Errorf("%+v", s)
+	}
+}
+
 func after(d time.Duration) <-chan struct{} {
 	c := make(chan struct{})
 	time.AfterFunc(d, func() { close(c) })

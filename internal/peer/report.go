@@ -30,6 +30,7 @@ type Info struct {
 	Why        string // it is down, or ends
 	Dialed     bool   // by this node
 	Since      Time   // of the session
+	Conn       ConnID // of the session, or 0
 
 	Namespaces                             int // that it has shown
 	Sources, Rounds, Aborts                int // of ours
@@ -44,7 +45,7 @@ func (m *Machine) Peers(now Time) []Info {
 	var out []Info
 	has := map[*session]int{}
 	for _, s := range m.sorted() {
-		x := Info{Node: s.node, Boot: s.boot, Addr: s.addr, Dialed: s.dialed, Since: s.since, Why: s.closing, Namespaces: len(s.spaces),
+		x := Info{Conn: s.conn, Node: s.node, Boot: s.boot, Addr: s.addr, Dialed: s.dialed, Since: s.since, Why: s.closing, Namespaces: len(s.spaces),
 			Rounds: len(s.rounds), Aborts: len(s.aborts), Serves: len(s.serves), Parked: s.parked, Pinned: s.pinned,
 			BlocksIn: s.blocksIn, BytesIn: s.bytesIn, BlocksOut: s.blocksOut, BytesOut: s.bytesOut}
 		if x.Addr == "" {
