@@ -73,15 +73,16 @@ var anyone = []string{"internal/invariants", "internal/lifecycle", "internal/met
 // concrete tiers, and what only tests may use.
 var (
 	concrete  = []string{"tier/fstier", "tier/objtier"}
-	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test", "internal/rma/fakerma",
+	testsOnly = []string{"internal/fault", "tier/tiertest", "tier/memtier", "internal/engine/enginetest", "internal/s3/s3test", "internal/rma/fakerma", "internal/rma/rmatest",
 		"github.com/minio/minio-go/v7/pkg/signer"}
 )
 
 // unsafeIn lists who may import unsafe or C, and why.
 var unsafeIn = map[string]string{
-	"internal/arena":  "maps shared memory",
-	"client":          "maps shared memory",
-	"internal/engine": "SO_PEERGROUPS has no wrapper in x/sys",
+	"internal/arena":   "maps shared memory",
+	"client":           "maps shared memory",
+	"internal/engine":  "SO_PEERGROUPS has no wrapper in x/sys",
+	"internal/rma/ucx": "calls UCX, a C library",
 }
 
 // goIn lists the functions that may use a go statement: helpers that count
@@ -112,7 +113,7 @@ func ours(path string) string { return strings.TrimPrefix(strings.TrimPrefix(pat
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,TestImports,XTestImports,GoFiles,CgoFiles", "./...")
+	cmd := exec.Command("go", "list", "-tags", "ucx", "-json=ImportPath,Dir,Imports,TestImports,XTestImports,GoFiles,CgoFiles", "./...")
 	cmd.Dir = root
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -60,9 +60,9 @@ type Peer interface {
 // in the order Poll…, Release….
 type Handle interface {
 	// Poll waits until the get is over or ctx has ended, and says whether it is
-	// over and why it failed, if it did. An error with done false says that the
-	// state could not be learned: the get counts as failed, and may still be
-	// under way. Once done, always done.
+	// over and why it failed, if it did. That ctx has ended is no error. One with
+	// done false says that the state could not be learned: the get counts as
+	// failed, and may still be under way. Once done, always done.
 	Poll(ctx context.Context) (done bool, err error)
 
 	// Release gives back what the get holds. After nil nothing writes dst any
