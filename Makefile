@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 SOAK_FOR ?= 30m
-STEPS := build vet format test race invariants lint fuzz
+STEPS := build vet format test race invariants lint ucx fuzz
 
 .PHONY: help check golden bench soak object-demo clean $(STEPS)
 
