@@ -332,36 +332,38 @@ func TestNetGetsAreBounded(t *testing.T) {
 // TestNetMixedFabrics: who has no fabric, or another one, is sent bytes.
 func TestNetMixedFabrics(t *testing.T) {
 	for _, x := range []struct{ a, b, trouble string }{{a: "fake"}, {b: "fake"}, {a: "fake", b: "other", trouble: `the peer's fabric is "fake", this node's "other"`}} {
-		leaks(t)
-		network := fakerma.New()
-		end := func(name string) *netEnd {
-			o := listening()
-			if name != "" {
-				o.Fabric = network.Open(name)
+		t.Run(fmt.Sprintf("%q and %q", x.a, x.b), func(t *testing.T) {
+			leaks(t)
+			network := fakerma.New()
+			end := func(name string) *netEnd {
+				o := listening()
+				if name != "" {
+					o.Fabric = network.Open(name)
+				}
+				return newNetEnd(t, o, 2)
 			}
-			return newNetEnd(t, o, 2)
-		}
-		a, b := end(x.a), end(x.b)
-		ca, cb := join(t, a, b)
-		for i := range uint32(2) {
-			content.Fill(netFP, netKey(i), a.slot(uint64(i))[:getBytes])
-			b.Do(Grant{Conn: cb, Nonce: 7, Round: 1, Index: i, Slot: uint64(i), Length: getBytes})
-			a.Do(Transmit{Conn: ca, ID: 1, Blocks: []DataBlock{{Head: DataHead{Nonce: 7, Round: 1, Index: i, Length: getBytes, Sum: netSum(i, getBytes)}, Lease: Lease{Slot: uint64(i)}}}})
-			if ev := b.wait("Arrived"); !ev.ok {
+			a, b := end(x.a), end(x.b)
+			ca, cb := join(t, a, b)
+			for i := range uint32(2) {
+				content.Fill(netFP, netKey(i), a.slot(uint64(i))[:getBytes])
+				b.Do(Grant{Conn: cb, Nonce: 7, Round: 1, Index: i, Slot: uint64(i), Length: getBytes})
+				a.Do(Transmit{Conn: ca, ID: 1, Blocks: []DataBlock{{Head: DataHead{Nonce: 7, Round: 1, Index: i, Length: getBytes, Sum: netSum(i, getBytes)}, Lease: Lease{Slot: uint64(i)}}}})
+				if ev := b.wait("Arrived"); !ev.ok {
+					t.Error(ev)
+				}
+				if ev := a.wait("Sent"); !ev.ok {
+					t.Error(ev)
+				}
+			}
+			if s := a.Stats(); s.Offers > 0 || b.Wire(cb) != "tcp" {
+				t.Errorf("%+v", s)
+			}
+			if x.trouble == "" {
+				b.none("Trouble")
+			} else if ev := b.wait("Trouble"); !strings.Contains(ev.err.Error(), x.trouble) {
 				t.Error(ev)
 			}
-			if ev := a.wait("Sent"); !ev.ok {
-				t.Error(ev)
-			}
-		}
-		if s := a.Stats(); s.Offers > 0 || b.Wire(cb) != "tcp" {
-			t.Errorf("%+v", s)
-		}
-		if x.trouble == "" {
-			b.none("Trouble")
-		} else if ev := b.wait("Trouble"); !strings.Contains(ev.err.Error(), x.trouble) {
-			t.Error(ev)
-		}
+		})
 	}
 }
 
@@ -677,7 +679,7 @@ func TestNetAnyHeads(t *testing.T) {
 			case 8, 12, 13, 14, 15:
 				b = frame(getID(i), i, getBytes)
 			case 9:
-				b = appendDescription(nil, []string{"fake", "", "x"}[r.IntN(3)], x.description[:r.IntN(9)])
+				b = appendDescription(nil, []string{"fake", "", "x"}[r.IntN(3)], x.description[:r.IntN(len(x.description)+1)])
 			case 10:
 				h.Kind, h.At, h.Length = DataKind(r.IntN(5)), uint64(r.IntN(3)), uint64(r.IntN(1<<20))
 			case 11, 16, 17, 18, 19:

@@ -128,7 +128,9 @@ func wired(t *testing.T, wire string, slots int) (a, b *netEnd) {
 	p := o
 	if strings.HasPrefix(wire, "gets") {
 		n := fakerma.New()
-		o.Fabric, p.Fabric = n.Open("fake"), n.Open("fake")
+		f := n.Open("fake")
+		f.Busy = 2
+		o.Fabric, p.Fabric = f, n.Open("fake")
 	}
 	return newNetEnd(t, o, slots), newNetEnd(t, p, slots)
 }

@@ -3,6 +3,7 @@
 package fakerma
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -37,6 +38,8 @@ type Fault struct {
 type Fabric struct {
 	// Plan, if set, says what goes wrong with a get. Set it before Connect.
 	Plan func(off uint64, n int) Fault
+	// Busy is how many releases of the region fail. Set it before Register.
+	Busy int
 
 	net  *Network
 	name string
@@ -74,8 +77,9 @@ func (f *Fabric) Register(mem []byte) (rma.Region, error) {
 }
 
 func (f *Fabric) Connect(description []byte) (rma.Peer, error) {
-	if len(description) != 8 {
-		return nil, fmt.Errorf("fakerma: a description of %d bytes", len(description))
+	id, ok := bytes.CutPrefix(description, []byte(magic))
+	if !ok || len(id) != 8 {
+		return nil, fmt.Errorf("fakerma: %q describes nothing", description)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +87,7 @@ func (f *Fabric) Connect(description []byte) (rma.Peer, error) {
 		return nil, errors.New("fakerma: Connect after Close")
 	}
 	f.peers++
-	return &peer{f: f, id: binary.BigEndian.Uint64(description), over: make(chan struct{})}, nil
+	return &peer{f: f, id: binary.BigEndian.Uint64(id), over: make(chan struct{})}, nil
 }
 
 // Close fails if anything is left.
@@ -112,20 +116,20 @@ func (f *Fabric) Posts() int {
 	return f.posts
 }
 
+const magic = "fakerma:" // a description, before the region's number
+
 type region struct {
-	f    *Fabric
-	id   uint64
-	once bool
+	f  *Fabric
+	id uint64
 }
 
-func (r *region) Description() []byte { return binary.BigEndian.AppendUint64(nil, r.id) }
+func (r *region) Description() []byte { return binary.BigEndian.AppendUint64([]byte(magic), r.id) }
 
-// Release fails the first time.
 func (r *region) Release() error {
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
-	if !r.once {
-		r.once = true
+	if r.f.Busy > 0 {
+		r.f.Busy--
 		return errors.New("fakerma: busy")
 	}
 	r.f.net.mu.Lock()
@@ -200,7 +204,6 @@ type handle struct {
 }
 
 func (h *handle) write(p *peer, dst, src []byte) {
-	defer close(h.quiet)
 	if h.fault.Hold != nil {
 		<-h.fault.Hold
 	}
@@ -210,23 +213,26 @@ func (h *handle) write(p *peer, dst, src []byte) {
 	if h.err = h.fault.Failed; h.err == nil && p.closed() {
 		h.err = errors.New("fakerma: the peer is closed")
 	}
+	var b []byte
 	if h.err == nil {
-		b := read(src)
+		b = read(src)
 		if h.fault.Wrong {
 			b[len(b)/2] ^= 1
 		}
 		copy(dst, b)
-		if h.fault.Twice {
-			defer func() {
-				select {
-				case <-h.polled:
-				case <-p.over:
-				}
-				copy(dst, b)
-			}()
-		}
+	}
+	if !h.fault.Twice {
+		close(h.quiet)
+		close(h.done)
+		return
 	}
 	close(h.done)
+	select {
+	case <-h.polled:
+	case <-p.over:
+	}
+	copy(dst, b)
+	close(h.quiet)
 }
 
 // read is what the other node's memory has, whoever writes there: it is not
