@@ -25,6 +25,7 @@ import (
 	"github.com/terrace-kv/terrace"
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/config"
+	"github.com/terrace-kv/terrace/internal/rma/ucx"
 	"github.com/terrace-kv/terrace/tier"
 )
 
@@ -406,6 +407,31 @@ func TestServeWithoutTiers(t *testing.T) {
 	}
 	_ = p.Process.Signal(syscall.SIGTERM)
 	if code := p.ends(t); code != exitOK {
+		t.Errorf("exit code %d\n%s", code, p.stderr)
+	}
+}
+
+// TestServeByUCX: a build without UCX says what it lacks; one with it says what
+// that means, and what it does.
+func TestServeByUCX(t *testing.T) {
+	args := []string{"serve", "--primary", "16MiB", "--admin", ":0", "--no-fs", "--peers-listen", "127.0.0.1:0", "--set", "peers.transport=ucx"}
+	f, err := ucx.Open(ucx.Options{})
+	if err != nil {
+		p := launch(t, args...)
+		if code := p.ends(t); code != exitFailure || !strings.Contains(p.stderr.String(), err.Error()) {
+			t.Errorf("exit code %d, want 1 and %q\n%s", code, err, p.stderr)
+		}
+		return
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	p, block := start(t, args...)
+	if !strings.Contains(block, "tcp and fabric") {
+		t.Errorf("start block:\n%s", block)
+	}
+	_ = p.Process.Signal(syscall.SIGTERM)
+	if code := p.ends(t); code != exitOK || !strings.Contains(p.stderr.String(), "past TLS and certificates") {
 		t.Errorf("exit code %d\n%s", code, p.stderr)
 	}
 }

@@ -68,6 +68,7 @@ type Peers struct {
 	NodeID          string       `yaml:"node_id" doc:"name of this node among others, each needs another; default: the advertised address"`
 	Insecure        bool         `yaml:"insecure" doc:"allow peers.listen to be other than loopback without TLS: everybody who reaches it can read blocks, and send some"`
 	TLS             PeerTLS      `yaml:"tls"`
+	Transport       string       `yaml:"transport" enum:"tcp|ucx" doc:"how blocks go to and from peers that have the same; ucx is for trusted networks only, has no TLS, and needs a build with -tags ucx"`
 	DataConnections int          `yaml:"data_connections" min:"1" max:"16" doc:"connections for blocks of a session that this node begins, beside the one for control"`
 	Quota           string       `yaml:"quota" doc:"bytes that are pinned at most for one peer: a size, or a percentage of the primary such as 25%"`
 	QuotaTotal      string       `yaml:"quota_total" doc:"bytes that are pinned at most for all peers together, not less than peers.quota; default: twice that"`

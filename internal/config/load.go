@@ -92,7 +92,7 @@ func defaults(in Input) *Config {
 			UnboundStoreTimeout: time.Minute, ReservePercent: 10, OverduePercent: 10, FactFor: 2 * time.Second,
 		},
 		Limits: Limits{Sessions: 256, Workers: 64, Requests: 1 << 16, Waits: 1024, Facts: 1 << 16},
-		Peers: Peers{DataConnections: 2, Quota: "25%", LookupsPerSec: 1000, Sessions: 256, Addresses: 1024, Parked: 256, Timeouts: PeerTimeouts{
+		Peers: Peers{Transport: "tcp", DataConnections: 2, Quota: "25%", LookupsPerSec: 1000, Sessions: 256, Addresses: 1024, Parked: 256, Timeouts: PeerTimeouts{
 			Connect: 2 * time.Second, Lookup: 2 * time.Second, Load: 30 * time.Second, Prefill: time.Minute, Abort: 5 * time.Second,
 			Hit: 10 * time.Second, Park: 30 * time.Second, Idle: 5 * time.Minute, Heartbeat: time.Second, Misses: 5}},
 		sources: map[string]Source{},

@@ -6,12 +6,14 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/terrace-kv/terrace/block"
 	"github.com/terrace-kv/terrace/internal/core"
 	"github.com/terrace-kv/terrace/internal/peer"
+	"github.com/terrace-kv/terrace/internal/rma"
 	"github.com/terrace-kv/terrace/internal/rma/fakerma"
 	"github.com/terrace-kv/terrace/tier"
 	"github.com/terrace-kv/terrace/tier/memtier"
@@ -20,15 +22,15 @@ import (
 // withPeers lets a node speak to others, on a loopback port of its own.
 func withPeers(name string) func(*Options) { return withFabric(name, nil) }
 
+// fabrics are what else tests run over: networks, which open a fabric for each node.
+var fabrics = map[string]func(t *testing.T) func() rma.Fabric{"fake": fakeNetwork}
+
 // withFabric lets blocks go over a fabric as well, if it is not nil.
-func withFabric(name string, fabric *fakerma.Fabric) func(*Options) {
+func withFabric(name string, fabric rma.Fabric) func(*Options) {
 	return func(o *Options) {
 		o.Peers = &PeerOptions{Machine: peer.Options{Node: name, Advertise: "127.0.0.1:0"}, Mode: "tcp",
 			Open: func(sink peer.Sink, no peer.NetOptions) (peer.Transport, string, error) {
-				no.Listen = "127.0.0.1:0"
-				if fabric != nil {
-					no.Fabric = fabric
-				}
+				no.Listen, no.Fabric = "127.0.0.1:0", fabric
 				n, err := peer.OpenNet(no, sink)
 				if err != nil {
 					return nil, "", err
@@ -38,26 +40,33 @@ func withFabric(name string, fabric *fakerma.Fabric) func(*Options) {
 	}
 }
 
-// overWires runs a test with peers over TCP, and over a fabric.
+// overWires runs a test with peers over TCP, and over fabrics.
 func overWires(t *testing.T, test func(t *testing.T, with func(name string) func(*Options))) {
 	t.Run("tcp", func(t *testing.T) { test(t, withPeers) })
-	t.Run("fabric", func(t *testing.T) {
-		network := fakerma.New()
-		var fabrics []*fakerma.Fabric
-		t.Cleanup(func() { // after the nodes are closed
-			for _, f := range fabrics {
-				if peers, gets, closed := f.Left(); peers != 0 || gets != 0 || !closed {
-					t.Errorf("%d peers and %d gets are left, fabric closed %v", peers, gets, closed)
-				}
+	for name, network := range fabrics {
+		t.Run(name, func(t *testing.T) {
+			open := network(t)
+			test(t, func(node string) func(*Options) { return withFabric(node, open()) })
+		})
+	}
+}
+
+func fakeNetwork(t *testing.T) func() rma.Fabric {
+	network := fakerma.New()
+	var opened []*fakerma.Fabric
+	t.Cleanup(func() { // after the nodes are closed
+		for _, f := range opened {
+			if peers, gets, closed := f.Left(); peers != 0 || gets != 0 || !closed {
+				t.Errorf("%d peers and %d gets are left, fabric closed %v", peers, gets, closed)
 			}
-		})
-		test(t, func(name string) func(*Options) {
-			f := network.Open("fake")
-			f.Plan = func(uint64, int) fakerma.Fault { return fakerma.Fault{Twice: true, Refuse: 1} }
-			fabrics = append(fabrics, f)
-			return withFabric(name, f)
-		})
+		}
 	})
+	return func() rma.Fabric {
+		f := network.Open("fake")
+		f.Plan = func(uint64, int) fakerma.Fault { return fakerma.Fault{Twice: true, Refuse: 1} }
+		opened = append(opened, f)
+		return f
+	}
 }
 
 // from are the parameters of a request that loads from another node.
@@ -140,9 +149,9 @@ func testPull(t *testing.T, with func(name string) func(*Options)) {
 	if p := sb.Peers; p.BlocksIn != 100 || p.BytesIn != 100*blockBytes || p.BlocksOut != 20 || p.Peers[0].BlocksIn != 100 || p.Peers[0].NodeID != "a" {
 		t.Errorf("%+v", p)
 	}
-	wire := map[bool]string{true: "fake", false: "tcp"}[sa.Peers.Offers > 0]
-	if p := sb.Peers; p.Peers[0].Wire != wire || sa.Peers.Peers[0].Wire != wire || strings.HasSuffix(t.Name(), "fabric") != (p.Gets > 0) ||
-		p.Gets != sa.Peers.Offers || p.GetsPosted != 0 || p.GetsFailed != 0 {
+	_, wire, _ := strings.Cut(t.Name(), "/")
+	if p := sb.Peers; p.Peers[0].Wire != wire || sa.Peers.Peers[0].Wire != wire ||
+		(sa.Peers.Gets == 20) != (wire != "tcp") || p.Offers != sa.Peers.Gets || p.Gets != sa.Peers.Offers || p.GetsPosted != 0 || p.GetsFailed != 0 {
 		t.Errorf("blocks went over %s, and that is told as %+v", wire, p)
 	}
 	if x := sb.Tiers[0]; x.Name != PeersTier || x.Hits != 100 {
@@ -323,12 +332,11 @@ func TestPeerGetHangs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			network, over := fakerma.New(), make(chan struct{})
 			fa, fb := network.Open("fake"), network.Open("fake")
-			hung := false
+			var hang atomic.Bool
 			fb.Plan = func(uint64, int) fakerma.Fault {
-				if hung {
+				if !hang.Swap(false) {
 					return fakerma.Fault{}
 				}
-				hung = true
 				return map[string]fakerma.Fault{"late": {Hold: over}, "state unknown": {Hold: over, Lost: boom}, "not released": {Stuck: over}}[name]
 			}
 			a := openNode(t, 64, nil, withFabric("a", fa))
@@ -339,8 +347,22 @@ func TestPeerGetHangs(t *testing.T) {
 			ns := space1(t, "m")
 			ea, eb := greet(t, a, ns), greet(t, b, ns)
 			ea.request("s")
-			ea.store("s", keys(0, 1), true)
+			ea.store("s", keys(0, 2), true)
 			ea.finish("s")
+			eb.requestWith("first", from(a, core.PeerProbe, "kv0"))
+			if got := eb.load("first", keys(1, 2)); got != 1 {
+				t.Fatal("nothing comes")
+			}
+			eb.finish("first")
+			quiet(t, a, b)
+			for _, n := range []*Node{a, b} { // the first block may have come before
+				for until := time.Now().Add(10 * time.Second); n.Status().Peers.Peers[0].Wire != "fake"; time.Sleep(time.Millisecond) {
+					if time.Now().After(until) {
+						t.Fatal("the fabric is of no use")
+					}
+				}
+			}
+			hang.Store(true)
 			eb.requestWith("r", from(a, core.PeerProbe, "kv"))
 			if got := eb.load("r", keys(0, 1)); got != 0 {
 				t.Fatalf("%d blocks of a get that hangs", got)

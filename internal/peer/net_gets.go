@@ -157,10 +157,12 @@ func (s *tcpSession) meet(description []byte) error {
 		return nil
 	}
 	s.met = description
+	s.mu.Lock()
+	s.mu.gets.matched = true // what is offered the other side needs no peer of ours
+	s.mu.Unlock()
 	p, err := s.n.o.Fabric.Connect(description)
 	s.mu.Lock()
 	closed := s.mu.closed
-	s.mu.gets.matched = true
 	if err == nil && !closed {
 		s.mu.gets.peer = p // finish closes it
 	}
