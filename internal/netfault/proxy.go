@@ -55,6 +55,7 @@ type pair struct {
 	ended   chan struct{}
 	over    bool // ended is closed; under p.mu, as stalled
 	stalled bool
+	held    bool // it waits for the next one
 	eofs    atomic.Int32
 }
 
@@ -108,7 +109,8 @@ func (p *Proxy) Close() {
 }
 
 func (p *Proxy) accept() {
-	var before chan struct{} // closed for a connection that waits for the next one
+	var last *pair // the one that was held last
+	var next chan struct{}
 	for n := uint64(0); ; n++ {
 		in, err := p.ln.Accept()
 		if err != nil {
@@ -131,35 +133,42 @@ func (p *Proxy) accept() {
 			p.counts.Muted++
 		}
 		over, to := x.over, s.To
+		behind := last != nil && last.held
+		x.held = f.swap && !behind
 		p.mu.Unlock()
 		switch {
 		case over:
 		case mute:
 			p.wg.Go(x.ignore)
 		default:
-			release, next := before, chan struct{}(nil)
-			if before = nil; f.swap {
-				next = make(chan struct{})
-				before = next
+			var wait, release chan struct{}
+			if behind {
+				last, release = nil, next
+			} else if f.swap {
+				wait = make(chan struct{})
+				last, next = x, wait
 			}
-			p.wg.Go(func() { x.connect(f, to, next, release) })
+			p.wg.Go(func() { x.connect(f, to, wait, release) })
 		}
 	}
 }
 
-// connect passes a connection on: behind the next one, if next is not nil, for
-// which it has release closed in turn.
-func (x *pair) connect(f *fate, to string, next, release chan struct{}) {
+// connect passes a connection on: when wait is closed or swapMax is over, if wait
+// is not nil. Then it closes release, if that is not nil.
+func (x *pair) connect(f *fate, to string, wait, release chan struct{}) {
 	p := x.p
-	if next != nil {
+	if wait != nil {
 		t := time.NewTimer(swapMax)
 		select {
-		case <-next:
+		case <-wait:
 			p.count(func(c *Counts) { c.Swapped++ })
 		case <-t.C:
 		case <-x.ended:
 		}
 		t.Stop()
+		p.mu.Lock()
+		x.held = false
+		p.mu.Unlock()
 	}
 	var d net.Dialer
 	out, err := d.DialContext(p.ctx, "tcp", to)

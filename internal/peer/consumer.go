@@ -247,6 +247,7 @@ func (m *Machine) cancel(r *round) {
 	if s != nil && s.state == sessionUp && m.open(r) {
 		m.giveUp(s, r.key())
 		if l := r.src.link; m.now >= r.until && (r.items == nil || r.src.Role == RoleProbe) { // what is assumed may have taken long to compute
+			m.note(s.name(), true, r.lateText())
 			if l.late++; l.late >= lateMax {
 				m.pause(l, fmt.Sprintf("no answer to %d rounds in time", l.late))
 			}
@@ -261,6 +262,20 @@ func (m *Machine) cancel(r *round) {
 		m.settleItem(r, i, CodeOK, 0, true)
 	}
 	m.revoke(r, nil)
+}
+
+// lateText says what of a round has not come in time.
+func (r *round) lateText() string {
+	if r.items == nil {
+		return fmt.Sprintf("did not say in time which of %d blocks it has", len(r.keys))
+	}
+	missing := 0
+	for i := range r.items {
+		if !r.items[i].settled {
+			missing++
+		}
+	}
+	return fmt.Sprintf("%d of %d blocks did not come in time", missing, len(r.items))
 }
 
 // open says whether the producer still owes an answer.

@@ -531,6 +531,10 @@ func TestPeerThatAnswersNothingIsNotAsked(t *testing.T) {
 		}
 		b.live(30 * time.Second)
 		b.m.Cancel(b.now, job)
+		b.look()
+		if n := of[Note](b.fx); len(n) == 0 || n[0].Text != "1 of 1 blocks did not come in time" || n[0].Peer != "p at p:1" {
+			t.Errorf("of a late block is said: %v", n)
+		}
 		b.hear(c, &AbortAck{Nonce: f[0].Nonce, Round: f[0].Round})
 		b.m.Detached(b.now, c, f[0].Nonce, f[0].Round, 0)
 		b.look()

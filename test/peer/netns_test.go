@@ -142,6 +142,7 @@ func TestNetwork(t *testing.T) {
 	}
 	b.finish(r)
 	empty(t, all...)
+	b.says("a at "+a.peers, "is dead: nothing heard for")
 	w.plug(0, "up")
 	a.has(keys("later", 20))
 	eventually(t, bound(), "the cable is back", func() error {

@@ -37,6 +37,11 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given { // these tests wait more than they work
+		_ = flag.Set("test.parallel", "6")
+	}
 	os.Exit(build(m))
 }
 
@@ -253,14 +258,14 @@ func (n *node) end() {
 	}
 }
 
-// says waits until one line of the log, from an offset on, has all parts: who and
-// why.
-func (n *node) says(since int, parts ...string) {
+// says waits until one line of the log has who and matches why.
+func (n *node) says(who, why string) {
 	n.t.Helper()
-	eventually(n.t, bound(), fmt.Sprintf("log of %s with %q", n.name, parts), func() error {
-		log := n.stderr.String()[since:]
+	re := regexp.MustCompile(why)
+	eventually(n.t, bound(), fmt.Sprintf("log of %s with %q and %q", n.name, who, why), func() error {
+		log := n.stderr.String()
 		for line := range strings.Lines(log) {
-			if contains(line, parts...) {
+			if strings.Contains(line, who) && re.MatchString(line) {
 				return nil
 			}
 		}
