@@ -236,12 +236,12 @@ func (h *handle) write(p *peer, dst, src []byte) {
 }
 
 // read is what the other node's memory has, whoever writes there: it is not
-// known to this node, nor to its race detector.
+// known to this node, nor to its race detector, which looks into copy all the same.
 //
 //go:norace
 func read(src []byte) []byte {
 	b := make([]byte, len(src))
-	for i := range src {
+	for i := len(src) - 1; i >= 0; i-- {
 		b[i] = src[i]
 	}
 	return b
