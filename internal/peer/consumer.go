@@ -243,11 +243,12 @@ func (m *Machine) Cancel(now Time, job JobID) {
 }
 
 func (m *Machine) cancel(r *round) {
-	s := r.s
+	s, partly := r.s, false
 	if s != nil && s.state == sessionUp && m.open(r) {
 		m.giveUp(s, r.key())
 		if l := r.src.link; m.now >= r.until && (r.items == nil || r.src.Role == RoleProbe) { // what is assumed may have taken long to compute
 			m.note(s.name(), true, r.lateText())
+			partly = r.arrived()
 			if l.late++; l.late >= lateMax {
 				m.pause(l, fmt.Sprintf("no answer to %d rounds in time", l.late))
 			}
@@ -262,6 +263,11 @@ func (m *Machine) cancel(r *round) {
 		m.settleItem(r, i, CodeOK, 0, true)
 	}
 	m.revoke(r, nil)
+	if partly {
+		if s.partly++; s.partly >= lateMax {
+			m.closeSession(s, CodeTimeout, fmt.Sprintf("%d loads in a row came in part only: one of the connections may be half-open", s.partly))
+		}
+	}
 }
 
 // lateText says what of a round has not come in time.
@@ -276,6 +282,16 @@ func (r *round) lateText() string {
 		}
 	}
 	return fmt.Sprintf("%d of %d blocks did not come in time", missing, len(r.items))
+}
+
+// arrived says that some blocks of a round have.
+func (r *round) arrived() bool {
+	for i := range r.items {
+		if it := &r.items[i]; it.settled && it.code == CodeOK {
+			return true
+		}
+	}
+	return false
 }
 
 // open says whether the producer still owes an answer.
@@ -423,6 +439,9 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 		s.garbage = 0
 		m.answered(r)
 		m.settleItem(r, int(index), CodeOK, sum, false)
+		if !m.open(r) {
+			s.partly = 0
+		}
 	default:
 		m.stats.Corrupt++
 		m.note(s.name(), true, fmt.Sprintf("sent block %s with bytes that do not match their checksum", it.Key))

@@ -549,6 +549,41 @@ func TestPeerThatAnswersNothingIsNotAsked(t *testing.T) {
 	b.empty()
 }
 
+// A session of which one connection is half-open, so that its pings come and some
+// of its blocks never do, is ended.
+func TestHalfOpenDataConnection(t *testing.T) {
+	for _, whole := range []bool{false, true} { // one load in between that is whole
+		b := newBox(t, Options{})
+		b.source(1, "p:1", RoleProbe)
+		b.submit(1, 1, 1, 2)
+		c := b.dial("p:1", "p")
+		for job := JobID(1); job <= lateMax; job++ {
+			if b.m.sessions[c].state == sessionClosing {
+				t.Fatalf("it is ended after %d loads", job-1)
+			}
+			if job > 1 {
+				b.submit(job, 1, 1, 2)
+			}
+			f := one(t, sends[*Fetch](b.take()))
+			b.m.Arrived(b.now, c, f.Nonce, f.Round, 0, true, 1)
+			if whole && job == 2 {
+				b.m.Arrived(b.now, c, f.Nonce, f.Round, 1, true, 1)
+				continue
+			}
+			b.live(30 * time.Second)
+			b.m.Cancel(b.now, job)
+			b.hear(c, &AbortAck{Nonce: f.Nonce, Round: f.Round})
+			b.m.Detached(b.now, c, f.Nonce, f.Round, 1)
+		}
+		if ended := b.m.sessions[c].state == sessionClosing; ended == whole {
+			t.Errorf("it is ended: %v, a load between was whole: %v", ended, whole)
+		}
+		b.m.Lost(b.now, c, "")
+		b.m.CloseSource(b.now, 1)
+		b.empty()
+	}
+}
+
 // Garbage in payloads has an end as well.
 func TestPeerThatSendsGarbageIsLeft(t *testing.T) {
 	b := newBox(t, Options{})

@@ -56,6 +56,7 @@ type session struct {
 
 	heard   Time
 	unheard int  // pings since then
+	partly  int  // loads in a row that came in part only, and not in time
 	doubted Time // when the peer greeted again
 	pings   uint64
 	ping    timer
