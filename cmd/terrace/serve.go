@@ -68,7 +68,7 @@ func serve(parent context.Context, e env, c *config.Config) error {
 	o := options(c)
 	o.Tiers, o.Logger = tiers, log
 	if p := &c.Peers; p.Listen != "" && p.Transport != "tcp" {
-		log.Warn("peers: blocks go by "+p.Transport+", past TLS and certificates; whoever reaches this process by it can read and write its memory", "tls", p.TLS != (config.PeerTLS{}))
+		log.Warn("peers: blocks go by "+p.Transport+", past TLS and certificates; whoever reaches its ports can read all blocks, and end this process", "tls", p.TLS != (config.PeerTLS{}))
 	}
 	node, err := terrace.Open(ctx, o)
 	if err != nil {

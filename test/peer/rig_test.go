@@ -32,6 +32,7 @@ import (
 
 var (
 	terracePath string // built by TestMain
+	buildFlags  []string
 	soak        = os.Getenv("TERRACE_SOAK") != ""
 )
 
@@ -55,7 +56,7 @@ func build(m *testing.M) int {
 	terracePath = filepath.Join(dir, "terrace")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	args := []string{"build", "-o", terracePath}
+	args := append([]string{"build", "-o", terracePath}, buildFlags...)
 	if raceEnabled {
 		args = append(args, "-race")
 	}
@@ -145,7 +146,7 @@ type node struct {
 
 var (
 	adminLine = regexp.MustCompile(`(?m)^  admin +http://(\S+)$`)
-	peersLine = regexp.MustCompile(`(?m)^  peers +(\S+) as (\S+), advertised as (\S+), (tcp|tls)$`)
+	peersLine = regexp.MustCompile(`(?m)^  peers +(\S+) as (\S+), advertised as (\S+), (tcp|tls)( and fabric)?$`)
 )
 
 // start runs a node on a loopback address, and connects its engine.
