@@ -203,10 +203,10 @@ func (l *Lane) call(ch *chunk, items []tier.Item) {
 			}
 		}
 	}()
-	switch {
-	case j.q.kind == kindWrite:
+	switch j.q.kind {
+	case kindWrite:
 		l.tier.Write(j.ctx, j.ns, items)
-	case j.q.kind == kindRead:
+	case kindRead:
 		l.tier.Read(j.ctx, j.ns, items)
 	default:
 		found := make([]bool, len(j.keys))
