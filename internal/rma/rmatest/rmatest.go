@@ -44,8 +44,8 @@ func Memory(t testing.TB, n int, seed uint64) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Munmap(mem) })
-	rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(mem)
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	_, _ = rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)}).Read(mem)
 	return mem
 }
 
@@ -125,7 +125,7 @@ func wait(h rma.Handle) error {
 		return fmt.Errorf("not over after %v: %w", soon, err)
 	}
 	if again, err2 := h.Poll(ctx); !again || (err == nil) != (err2 == nil) {
-		return fmt.Errorf("over with %v, then %t with %v", err, again, err2)
+		return fmt.Errorf("over with %w, then %t with %w", err, again, err2)
 	}
 	if err2 := h.Release(); err2 != nil {
 		return fmt.Errorf("release of what is over: %w", err2)
@@ -356,7 +356,7 @@ func testAgain(t *testing.T, open func(t *testing.T) rma.Fabric) {
 				t.Fatal(err)
 			}
 			closePeer(t, again)
-			wait(h) // failed or not
+			_ = wait(h) // failed or not
 		} else {
 			closePeer(t, again)
 		}
@@ -379,7 +379,7 @@ func testGone(t *testing.T, open func(t *testing.T) rma.Fabric) {
 		h, err := p.Post(make([]byte, 4096), 0)
 		if err == nil {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second/10)
-			h.Poll(ctx)
+			_, _ = h.Poll(ctx)
 			cancel()
 			closePeer(t, p)
 			err = wait(h)
