@@ -272,7 +272,10 @@ func TestPeerParams(t *testing.T) {
 func TestPeerAway(t *testing.T) { overWires(t, testPeerAway) }
 
 func testPeerAway(t *testing.T, with func(name string) func(*Options)) {
-	a, b := openNode(t, 64, nil, with("a")), openNode(t, 64, nil, with("b"))
+	a, b := openNode(t, 64, nil, with("a")), openNode(t, 64, nil, func(o *Options) {
+		with("b")(o)
+		o.Peers.Machine.DownBase, o.Peers.Machine.DownMax = time.Minute, time.Minute
+	})
 	ns := space1(t, "m")
 	eb := greet(t, b, ns)
 	p := from(a, core.PeerProbe, "kv")
@@ -291,6 +294,9 @@ func testPeerAway(t *testing.T, with func(name string) func(*Options)) {
 	quiet(t, b)
 	if s := b.Status().Peers; s.FastFails == 0 || s.Peers[0].State != "down" || s.LastError == "" {
 		t.Errorf("%+v", s)
+	}
+	if n := b.set.Tier(0).Read.Count(); n != 0 {
+		t.Errorf("%d loads were timed, and none was tried", n)
 	}
 }
 

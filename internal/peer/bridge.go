@@ -152,8 +152,8 @@ func (b *Bridge) Settle(now core.Time, net []Effect) []Effect {
 }
 
 func (b *Bridge) report(now core.Time, e Report) {
-	if took := Time(now) - e.Since; e.Last && took > 0 && b.Loaded != nil {
-		b.Loaded(time.Duration(took))
+	if e.Last && e.Took > 0 && b.Loaded != nil {
+		b.Loaded(time.Duration(e.Took))
 	}
 	res := make([]core.JobResult, len(e.Results))
 	for i, r := range e.Results {

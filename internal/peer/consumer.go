@@ -139,7 +139,7 @@ func (m *Machine) Submit(now Time, job JobID, seq uint64, items []Item, until Ti
 		for i := range out {
 			out[i] = result(i, CodeFailed, 0)
 		}
-		m.emit(Report{Job: job, Results: out, Last: true, Since: now})
+		m.emit(Report{Job: job, Results: out, Last: true})
 		return
 	}
 	m.begin(r)

@@ -164,7 +164,7 @@ type (
 		Job     JobID
 		Results []Result
 		Last    bool
-		Since   Time // of the Submit
+		Took    Time // since the Submit; 0 if that failed at once
 	}
 	// ReportProbe answers a probe; with a Code that is not CodeOK it has failed.
 	ReportProbe struct {
@@ -378,7 +378,7 @@ func (m *Machine) settle() {
 		r.noted = false
 		out := r.out
 		r.out = nil
-		m.emit(Report{Job: r.job, Results: out, Last: r.left == 0, Since: r.since})
+		m.emit(Report{Job: r.job, Results: out, Last: r.left == 0, Took: m.now - r.since})
 		if r.left == 0 {
 			m.endRound(r)
 		}
