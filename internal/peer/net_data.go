@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/minio/crc64nvme"
@@ -58,7 +59,7 @@ func (s *tcpSession) revoke(e Revoke) {
 			delete(s.mu.grants, id)
 			s.answerLocked(answer{block: id})
 			if g != nil && g.get != nil {
-				g.revoked = true
+				s.mu.gets.waiting = slices.DeleteFunc(s.mu.gets.waiting, func(t *get) bool { return t == g.get })
 				s.takenLocked(&g.get.head, takenUnwanted)
 			}
 		case g.revoked: // asked for twice, answered once

@@ -37,7 +37,7 @@ type netGets struct {
 	told    bool     // of trouble
 
 	// The consumer's.
-	waiting []*get // the oldest first; revoked ones stay until it is their turn
+	waiting []*get // the oldest first
 	getters int
 	takens  []DataHead // to be sent
 
@@ -233,9 +233,6 @@ func (s *tcpSession) getter() {
 	for len(s.mu.gets.waiting) > 0 && !s.mu.closed {
 		t := s.mu.gets.waiting[0]
 		s.mu.gets.waiting = s.mu.gets.waiting[1:]
-		if t.grant.revoked {
-			continue // and answered
-		}
 		t.posted = true
 		p := s.mu.gets.peer
 		s.mu.Unlock()

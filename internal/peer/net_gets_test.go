@@ -489,6 +489,47 @@ func TestNetOfferByHand(t *testing.T) {
 	taken(3, takenUnwanted)
 }
 
+// TestNetRevokedOffers: while all gets hang, nothing is left of offers that were
+// revoked, however many there are.
+func TestNetRevokedOffers(t *testing.T) {
+	leaks(t)
+	const slots = 3 * gettersMax
+	x := newGetPeer(t, NetOptions{}, slots, 1)
+	x.e.o.Fabric.(*fakerma.Fabric).Plan = func(uint64, int) fakerma.Fault { return fakerma.Fault{Stall: true} }
+	x.describe()
+	for i := range uint32(slots) {
+		x.grant(i)
+		x.write(x.data[0], headBytes(x.offered(i)))
+	}
+	waiting := func() (n int) {
+		x.e.with(x.conn, func(s *tcpSession) {
+			s.mu.Lock()
+			n = len(s.mu.gets.waiting)
+			s.mu.Unlock()
+		})
+		return n
+	}
+	for until := time.Now().Add(10 * time.Second); waiting() < slots-gettersMax || x.e.Stats().Posted < gettersMax; time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%d offers wait", waiting())
+		}
+	}
+	r := Revoke{Conn: x.conn, Nonce: 7, Round: 1}
+	for i := range uint32(slots) {
+		r.Indexes = append(r.Indexes, i)
+	}
+	x.e.Do(r)
+	for range slots - gettersMax {
+		x.e.wait("Detached")
+		if h, _ := x.next(x.data[0]); h.Kind != DataTaken || h.At != takenUnwanted {
+			t.Errorf("%+v", h)
+		}
+	}
+	if n := waiting(); n != 0 {
+		t.Errorf("%d offers that nobody wants any more wait to be got", n)
+	}
+}
+
 // TestNetTakenByHand: what a producer does with the answers to its offers.
 func TestNetTakenByHand(t *testing.T) {
 	leaks(t)
