@@ -129,7 +129,7 @@ type NetStats struct {
 //
 // Bounds: GreetingMax and SessionsMax of accepted connections, ControlQueueBytes of frames to be
 // sent, one frame of ControlMax while it is read, scratchBytes a data connection,
-// gettersMax gets, offersMax offers and takensMax answers to offers of a session.
+// gettersMax gets, and offersMax offers each way, of a session.
 // Sessions, grants and blocks to be sent are as many as the machine wants.
 type Net struct {
 	o    NetOptions

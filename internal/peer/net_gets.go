@@ -18,14 +18,11 @@ import (
 // that it has granted. What cannot be got is sent.
 
 const (
-	// offersMax is how many offers of a session are open. The rest waits at the
-	// producer, where serves take turns.
+	// offersMax is how many offers of one side of a session are open, by the
+	// protocol. The rest waits at the producer, where serves take turns.
 	offersMax = 64
 	// gettersMax is how many gets of a session are under way.
 	gettersMax = 16
-	// takensMax is how many answers to offers may wait to be sent. A peer that
-	// reads has far fewer.
-	takensMax = 1 << 16
 
 	releasePause, releasePauseMax = 100 * time.Microsecond, 100 * time.Millisecond
 )
@@ -39,6 +36,7 @@ type netGets struct {
 	// The consumer's.
 	waiting []*get // the oldest first
 	getters int
+	open    int        // the other side's offers whose answer no sender has
 	takens  []DataHead // to be sent
 
 	// The producer's.
@@ -191,10 +189,13 @@ func (d *dataConn) offer(h *DataHead) error {
 	s := d.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.mu.gets.open++ // until a sender has the answer
 	g := s.mu.grants[h.id()]
 	switch {
 	case !d.described:
 		return violated("data.kind", "an offer, and no description of a fabric that both sides have")
+	case s.mu.gets.open > offersMax:
+		return violated("data.offers", "%d wait for an answer, no more are allowed", offersMax)
 	case g == nil || g.conn != nil: // nobody waits for it, or it has come before
 		s.n.n.strayIn.Add(1)
 		s.takenLocked(h, takenUnwanted)
@@ -217,10 +218,6 @@ func (d *dataConn) offer(h *DataHead) error {
 
 // takenLocked answers an offer.
 func (s *tcpSession) takenLocked(h *DataHead, outcome uint64) {
-	if len(s.mu.gets.takens) == takensMax {
-		s.endLocked(fmt.Errorf("data connection: %d answers to offers wait; the peer does not read them", takensMax), false)
-		return
-	}
 	s.mu.gets.takens = append(s.mu.gets.takens,
 		DataHead{Kind: DataTaken, Nonce: h.Nonce, Round: h.Round, Index: h.Index, Length: h.Length, At: outcome})
 	s.toSend.Signal()
@@ -325,6 +322,7 @@ func (s *tcpSession) nextHeads(heads []byte) (_ []byte, serve ServeID, b DataBlo
 		}
 		for ; len(x.takens) > 0 && room(); x.takens = x.takens[1:] {
 			add(&x.takens[0])
+			x.open--
 		}
 		for len(s.mu.turn) > 0 && room() {
 			offer := x.matched && !x.refused

@@ -661,19 +661,19 @@ func TestNetGetViolations(t *testing.T) {
 	}
 	x.e.waitFor("Trouble", func(ev netEvent) bool { return strings.Contains(ev.err.Error(), "connect by fake") })
 
-	// Who reads no answers loses the session.
+	// Who does not wait for answers to his offers loses the session.
 	x.again(t, 1)
 	x.write(x.data[0], good)
-	flood := slices.Repeat(headBytes(x.offered(1)), 1000)
-	for {
-		if _, err := x.data[0].Write(flood); err != nil {
-			break
-		}
+	for i := range uint32(offersMax + 1) {
+		h := offer
+		h.Index = i
+		x.e.Do(Grant{Conn: x.conn, Nonce: 7, Round: 1, Index: i, Length: getBytes})
+		x.write(x.data[0], headBytes(h))
 	}
-	ev := x.e.waitFor("Lost", func(ev netEvent) bool { return ev.conn == x.conn })
-	if !strings.Contains(ev.err.Error(), "65536 answers to offers wait") {
-		t.Error(ev)
+	if b := x.bye(); b.Code != CodeProtocol || b.Text != "data.offers: 64 wait for an answer, no more are allowed" {
+		t.Errorf("%+v", b)
 	}
+	x.e.waitFor("Lost", func(ev netEvent) bool { return ev.conn == x.conn })
 }
 
 // TestNetAnyHeads: whatever heads come, in whatever order, each session ends or
