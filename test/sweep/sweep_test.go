@@ -75,7 +75,7 @@ var quiet = []struct{ match, why string }{
 	{`^\S+ \w+ tmp/probe$|^\S+ (open|close) tmp$`, "what a probe finds not to work is not used"},
 	{`^\S+ close (N/N/N|N/namespace.json|usage|N|N/N|tmp)$`, "of a file that was only read, or has been synced"},
 	{`^\S+ (rename|lstat|open|stat) tmp/(\d+|N)$`, "an evicted block's file cannot be taken over, so it is removed"},
-	{`^late\(EIO\) rename N/N/N$`, "it is seen to be done"},
+	{`^late\(EIO\) rename (N/N/N|N/namespace.json|N/name)$`, "it is seen to be done"},
 	{`^error\(ENOSPC\) \w+ (N/N|N/N/N|tmp/(\d+|N))$`, "the oldest block is evicted, and the write is tried once more"},
 	{`^\S+ space \.$`, "Open asks only to warn of a floor that is too high"},
 }
