@@ -1400,6 +1400,7 @@ func TestNetIdentity(t *testing.T) {
 		{name: "no address", cert: "127.0.0.1", node: "p"},
 		{name: "another's address", cert: "127.0.0.1", node: "p", advertise: "10.0.0.7:7301", want: `advertise: node "p" says it is at 10.0.0.7:7301; the certificate of "CN=of a test" is not for that`},
 		{name: "another's name", cert: "127.0.0.1", node: "p", advertise: "node-7:7301", want: "advertise: node"},
+		{name: "another's without a port", cert: "127.0.0.1", node: "p", advertise: "10.0.0.7", want: `advertise: "10.0.0.7" is not host:port`},
 		{name: "one name for all", cert: server, node: "p", advertise: "10.0.0.7:7301", serverName: server},
 		{name: "one name for all others", cert: "127.0.0.1", node: "p", advertise: "127.0.0.1:7301", serverName: server, want: "advertise: node"},
 		{name: "its own id", cert: "127.0.0.1", nodes: []string{"10.0.0.7:7301", "p 1/%?#"}, node: "p 1/%?#", advertise: "127.0.0.1:1"},

@@ -53,7 +53,11 @@ func (n *Net) greeted(conn net.Conn, what, node, advertise string) error {
 	}
 	cert := c.ConnectionState().PeerCertificates[0]
 	subject := clip(cert.Subject.String(), 200)
-	if host, _, err := net.SplitHostPort(advertise); err == nil {
+	if advertise != "" {
+		host, _, err := net.SplitHostPort(advertise)
+		if err != nil {
+			return violated(what+".advertise", "%q is not host:port", advertise)
+		}
 		if err := cert.VerifyHostname(cmp.Or(n.o.TLS.ServerName, host)); err != nil {
 			return violated(what+".advertise", "node %q says it is at %s; the certificate of %q is not for that: %v", node, advertise, subject, err)
 		}
