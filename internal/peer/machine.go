@@ -135,7 +135,6 @@ type (
 	// CloseConn ends a session's connections, after what was sent; Lost follows.
 	CloseConn struct {
 		Conn ConnID
-		Code Code
 		Text string
 	}
 )

@@ -224,7 +224,7 @@ func (n *Net) Do(e Effect) bool {
 	case Send:
 		n.with(e.Conn, func(s *tcpSession) { s.send(e.Msg) })
 	case CloseConn:
-		n.with(e.Conn, func(s *tcpSession) { s.close(e) })
+		n.with(e.Conn, func(s *tcpSession) { s.end(errors.New("closed by this node: " + e.Text)) })
 	case Grant:
 		n.with(e.Conn, func(s *tcpSession) { s.grant(e) })
 	case Revoke:

@@ -303,16 +303,6 @@ func extend(by time.Time, patience time.Duration, set func(time.Time) error) tim
 	return by
 }
 
-// close ends the session at the machine's wish.
-func (s *tcpSession) close(e CloseConn) {
-	s.mu.Lock()
-	if e.Code != CodeOK && s.mu.why == nil {
-		s.queueLocked(&Bye{Code: e.Code, Text: e.Text})
-	}
-	s.mu.Unlock()
-	s.end(errors.New("closed by this node: " + e.Text))
-}
-
 // expect lets data connections join.
 func (s *tcpSession) expect(conns int) {
 	s.mu.Lock()

@@ -1002,17 +1002,15 @@ func TestNetTurns(t *testing.T) {
 // side loses the connection once.
 func TestNetCloseConn(t *testing.T) {
 	leaks(t)
-	for i, given := range []bool{true, false, true, false} { // with a Bye that was sent before, or the effect's
-		a, b := wired(t, netWires[i], 2)
+	for _, wire := range netWires {
+		a, b := wired(t, wire, 2)
 		ca, cb := join(t, a, b)
 		b.Do(Grant{Conn: cb, Nonce: 1, Round: 1, Index: 1, Length: 1000})
 		for i := range 1000 {
 			a.Do(Send{Conn: ca, Msg: &Pong{N: uint64(i)}})
 		}
-		if given {
-			a.Do(Send{Conn: ca, Msg: &Bye{Code: CodeDraining, Text: "this node is stopping"}})
-		}
-		a.Do(CloseConn{Conn: ca, Code: CodeDraining, Text: "this node is stopping"})
+		a.Do(Send{Conn: ca, Msg: &Bye{Code: CodeDraining, Text: "this node is stopping"}})
+		a.Do(CloseConn{Conn: ca, Text: "this node is stopping"})
 		a.Do(Send{Conn: ca, Msg: &Ping{}})
 		a.Do(CloseConn{Conn: ca, Text: "again"})
 		if ev := a.wait("Lost"); ev.err.Error() != "closed by this node: this node is stopping" {
