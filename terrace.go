@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime/debug"
 	"time"
 
@@ -24,7 +25,7 @@ import (
 	"github.com/terrace-kv/terrace/internal/metrics"
 	"github.com/terrace-kv/terrace/internal/node"
 	"github.com/terrace-kv/terrace/internal/peer"
-	"github.com/terrace-kv/terrace/internal/rma"
+	"github.com/terrace-kv/terrace/internal/rma/ucx"
 	"github.com/terrace-kv/terrace/internal/transfer"
 	"github.com/terrace-kv/terrace/tier"
 )
@@ -45,11 +46,6 @@ type PeerBounds = peer.Options
 // PeerTLS names the files for TLS between nodes.
 type PeerTLS = peer.TLSFiles
 
-// Fabric is what blocks between nodes may go over beside TCP. It is for networks
-// whose nodes are all trusted: it has no TLS, and who is on it can read the whole
-// primary, or do worse.
-type Fabric = rma.Fabric
-
 // Peers make the node one of several that load blocks from each other.
 type Peers struct {
 	// Listen is host:port, and port 0 a free one. Everybody who reaches it can
@@ -62,9 +58,11 @@ type Peers struct {
 	PrefillTimeout time.Duration // for blocks that it may still have to compute; default 60 s
 	Bounds         PeerBounds
 
-	// OpenFabric, if set, opens what blocks go over, past TLS, to and from peers
-	// that have the same. The node closes it.
-	OpenFabric func() (Fabric, error)
+	// Transport is how blocks go to and from peers that have the same: "" or "tcp",
+	// or "ucx" in builds with that tag. The latter is for networks whose nodes are
+	// all trusted: it has no TLS, and who is on it can read the whole primary, or do
+	// worse.
+	Transport string
 }
 
 // Tier is a secondary tier and how to drive it. An open node owns its tiers and
@@ -187,17 +185,26 @@ func peerOptions(p *Peers) (*node.PeerOptions, error) {
 		}
 		mode = "tls"
 	}
-	if p.OpenFabric != nil {
-		mode += " and fabric"
+	switch p.Transport {
+	case "", "tcp":
+	case ucx.Name:
+		mode += " and " + ucx.Name
+	default:
+		return nil, fmt.Errorf("peers.transport is %q, want tcp or %s", p.Transport, ucx.Name)
+	}
+	if p.Advertise != "" {
+		if _, _, err := net.SplitHostPort(p.Advertise); err != nil {
+			return nil, fmt.Errorf("peers.advertise is %q, want a host and a port: %w", p.Advertise, err)
+		}
 	}
 	m := p.Bounds
 	m.Node, m.Advertise = p.NodeID, p.Advertise
 	return &node.PeerOptions{Machine: m, LoadTimeout: p.LoadTimeout, PrefillTimeout: p.PrefillTimeout, Mode: mode,
 		Open: func(sink peer.Sink, no peer.NetOptions) (peer.Transport, string, error) {
 			no.Listen, no.TLS, no.DialTimeout = p.Listen, secure, p.Bounds.ConnectTimeout
-			if p.OpenFabric != nil {
+			if p.Transport == ucx.Name {
 				var err error
-				if no.Fabric, err = p.OpenFabric(); err != nil {
+				if no.Fabric, err = ucx.Open(ucx.Options{}); err != nil {
 					return nil, "", fmt.Errorf("peers: %w", err)
 				}
 			}

@@ -209,3 +209,26 @@ func TestCallsAfterFinishHaveOneAnswer(t *testing.T) {
 		}
 	}
 }
+
+// TestPeerOptions: what can never work is refused by name, and an address has
+// one form, whoever writes it.
+func TestPeerOptions(t *testing.T) {
+	for _, x := range []struct {
+		p    terrace.Peers
+		want string
+	}{
+		{terrace.Peers{Listen: "127.0.0.1:0", Transport: "rdma"}, `peers.transport is "rdma", want tcp or ucx`},
+		{terrace.Peers{Listen: "127.0.0.1:0", Advertise: "node-7"}, `peers.advertise is "node-7", want a host and a port`},
+	} {
+		_, err := terrace.Open(t.Context(), terrace.Options{Socket: filepath.Join(t.TempDir(), "s"), PrimarySize: 1 << 20, Peers: &x.p})
+		if err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%+v: %v", x.p, err)
+		}
+	}
+	n, _ := open(t, 16, func(o *terrace.Options) {
+		o.Peers = &terrace.Peers{Listen: "127.0.0.1:0", Advertise: "[0:0::1]:7301"}
+	})
+	if a := n.Status().Peers.Advertise; a != "[::1]:7301" {
+		t.Errorf("advertised as %s", a)
+	}
+}

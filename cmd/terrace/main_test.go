@@ -427,7 +427,7 @@ func TestServeByUCX(t *testing.T) {
 		t.Error(err)
 	}
 	p, block := start(t, args...)
-	if !strings.Contains(block, "tcp and fabric") {
+	if !strings.Contains(block, "tcp and ucx") {
 		t.Errorf("start block:\n%s", block)
 	}
 	_ = p.Process.Signal(syscall.SIGTERM)

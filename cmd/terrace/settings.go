@@ -9,7 +9,6 @@ import (
 
 	"github.com/terrace-kv/terrace"
 	"github.com/terrace-kv/terrace/internal/config"
-	"github.com/terrace-kv/terrace/internal/rma/ucx"
 	"github.com/terrace-kv/terrace/internal/wire"
 )
 
@@ -117,14 +116,11 @@ func options(c *config.Config) terrace.Options {
 			panic(err) // Load has checked it
 		}
 		t := &p.Timeouts
-		o.Peers = &terrace.Peers{Listen: listen, Advertise: p.AdvertiseAddr(), NodeID: p.NodeID, LoadTimeout: t.Load, PrefillTimeout: t.Prefill,
+		o.Peers = &terrace.Peers{Listen: listen, Advertise: p.AdvertiseAddr(), NodeID: p.NodeID, Transport: p.Transport, LoadTimeout: t.Load, PrefillTimeout: t.Prefill,
 			TLS: terrace.PeerTLS{Cert: p.TLS.Cert, Key: p.TLS.Key, CA: p.TLS.CA, ServerName: p.TLS.ServerName},
 			Bounds: terrace.PeerBounds{DataConns: p.DataConnections, QuotaBytes: quota, PinnedMax: total, LookupsPerSec: p.LookupsPerSec, SessionsMax: p.Sessions,
 				LinksMax: p.Addresses, ParkedMax: p.Parked, ConnectTimeout: t.Connect, LookupTimeout: t.Lookup, AbortTimeout: t.Abort, HitTimeout: t.Hit,
 				ParkTimeout: t.Park, IdleTimeout: t.Idle, PingEvery: t.Heartbeat, PingMisses: t.Misses}}
-		if p.Transport == ucx.Name {
-			o.Peers.OpenFabric = func() (terrace.Fabric, error) { return ucx.Open(ucx.Options{}) }
-		}
 	}
 	if o.Bounds.ReservePercent == 0 {
 		o.Bounds.ReservePercent = -1 // none; its 0 is the default

@@ -59,7 +59,7 @@ var allowed = map[string]string{
 	"internal/fault":             "block tier internal/vfs",
 	"internal/netfault":          "",
 	"internal/lint":              "",
-	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin internal/peer internal/rma",
+	"":                           "block tier internal/core internal/core/policy internal/arena internal/transfer internal/node internal/engine internal/wire internal/admin internal/peer internal/rma internal/rma/ucx",
 	"cmd/terrace":                "*",
 	"test/e2e":                   "*",
 	"test/peer":                  "*",

@@ -36,7 +36,7 @@ type PeerOptions struct {
 	Machine        peer.Options
 	LoadTimeout    time.Duration // for blocks that a peer has said it has; default 30 s
 	PrefillTimeout time.Duration // for blocks that it may still have to compute; default 60 s
-	Mode           string        // told in Status: such as "tls and fabric"
+	Mode           string        // told in Status: such as "tls and ucx"
 
 	// Open opens the transport, and says where it listens. o has what of the node
 	// it needs: the memory of slots, for as long as a slot is granted or leased,
@@ -86,11 +86,14 @@ func (n *Node) openPeers(o PeerOptions, secret [32]byte) error {
 		return err
 	}
 	m := &p.o.Machine
-	if host, port, err := net.SplitHostPort(m.Advertise); err == nil && port == "0" {
-		_, port, _ = net.SplitHostPort(p.listens)
-		m.Advertise = net.JoinHostPort(host, port)
+	if host, port, err := net.SplitHostPort(m.Advertise); err == nil {
+		if port == "0" {
+			_, port, _ = net.SplitHostPort(p.listens)
+		}
+		m.Advertise = peerAddr(host, port)
 	}
 	m.Advertise = cmp.Or(m.Advertise, p.listens)
+	m.QuotaBytes = cmp.Or(m.QuotaBytes, max(1, n.arena.Size()/4)) // of what could be pinned, one peer's share
 	m.Node, m.Boot = cmp.Or(m.Node, m.Advertise), n.boot
 	machine := peer.New(*m, secret)
 	p.bridge = peer.NewBridge(machine, n.core, p.tier,
@@ -172,14 +175,19 @@ func (n *Node) sourceOf(p *core.Params) (addr string, err error) {
 	if host == "" || len(host) > peer.NameBytesMax-8 || strings.ContainsAny(host, "[]/ \t\r\n\x00") {
 		return "", bad(role+".remote_host", "is %q, want an address or a name", clipped(p.PeerHost))
 	}
-	if ip, err := netip.ParseAddr(host); err == nil {
-		host = ip.Unmap().String()
-	}
-	addr = net.JoinHostPort(host, strconv.Itoa(p.PeerPort))
+	addr = peerAddr(host, strconv.Itoa(p.PeerPort))
 	if addr == n.peers.o.Machine.Advertise {
 		return "", bad(role+".remote_host", "and remote_port are this node's own (%s)", addr)
 	}
 	return addr, nil
+}
+
+// peerAddr is the one form of an address that links are known by.
+func peerAddr(host, port string) string {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		host = ip.Unmap().String()
+	}
+	return net.JoinHostPort(host, port)
 }
 
 func clipped(s string) string { return s[:min(len(s), 300)] }

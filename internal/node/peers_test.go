@@ -28,7 +28,7 @@ var fabrics = map[string]func(t *testing.T) func() rma.Fabric{"fake": fakeNetwor
 // withFabric lets blocks go over a fabric as well, if it is not nil.
 func withFabric(name string, fabric rma.Fabric) func(*Options) {
 	return func(o *Options) {
-		o.Peers = &PeerOptions{Machine: peer.Options{Node: name, Advertise: "127.0.0.1:0"}, Mode: "tcp",
+		o.Peers = &PeerOptions{Machine: peer.Options{Node: name, Advertise: "127.0.0.1:0", QuotaBytes: 1 << 30}, Mode: "tcp",
 			Open: func(sink peer.Sink, no peer.NetOptions) (peer.Transport, string, error) {
 				no.Listen, no.Fabric = "127.0.0.1:0", fabric
 				n, err := peer.OpenNet(no, sink)

@@ -108,7 +108,7 @@ type PeersStatus struct {
 	Tier      string       `json:"tier"` // which of the tiers they are
 	Listen    string       `json:"listen"`
 	Advertise string       `json:"advertise"` // where others are told to dial
-	Mode      string       `json:"mode"`      // tcp or tls, with a fabric "and fabric"
+	Mode      string       `json:"mode"`      // tcp or tls, or one of them "and ucx"
 	Peers     []PeerStatus `json:"peers"`     // sessions, and addresses without one
 	LastError string       `json:"last_error,omitempty"`
 

@@ -62,7 +62,7 @@ type Options struct {
 	ParkedMax     int           // fetches of one session that wait for an id nobody has heard of; default 256
 	EndedMax      int           // ids whose supply has ended that are remembered; default 65536
 	EndedFor      time.Duration // default 10 min
-	QuotaBytes    int64         // that one peer's serves may pin; default 1 GiB
+	QuotaBytes    int64         // that one peer's serves may pin; default 1 GiB, in a node a quarter of its primary
 	PinnedMax     int64         // that those of all peers may pin; default twice QuotaBytes
 	LookupsPerSec int           // lookups, and fetches without one, of one session; default 1000
 }

@@ -146,7 +146,7 @@ type node struct {
 
 var (
 	adminLine = regexp.MustCompile(`(?m)^  admin +http://(\S+)$`)
-	peersLine = regexp.MustCompile(`(?m)^  peers +(\S+) as (\S+), advertised as (\S+), (tcp|tls)( and fabric)?$`)
+	peersLine = regexp.MustCompile(`(?m)^  peers +(\S+) as (\S+), advertised as (\S+), (tcp|tls)( and ucx)?$`)
 )
 
 // start runs a node on a loopback address, and connects its engine.
