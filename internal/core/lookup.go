@@ -145,12 +145,11 @@ func (c *Core) conclude(q *request, a *Answer) {
 	q.overdue = false
 	q.epoch++
 	q.pending = 0
-	for g := range a.Groups {
-		if q.params.NoPeers {
-			break // not an engine's
-		}
-		for _, v := range a.Groups[g].Verdicts {
-			c.stats.Verdicts[v]++
+	if !q.params.NoPeers { // those count engines' keys
+		for g := range a.Groups {
+			for _, v := range a.Groups[g].Verdicts {
+				c.stats.Verdicts[v]++
+			}
 		}
 	}
 	c.tell(q, a, true)

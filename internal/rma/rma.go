@@ -52,7 +52,7 @@ type Peer interface {
 
 	// Close ends the connection. Gets that are under way are soon over, failed
 	// or not, whatever the peer does; their handles are still to be released.
-	// It may be called again.
+	// Post fails from then on. It may be called again.
 	Close() error
 }
 

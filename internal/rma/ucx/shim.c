@@ -127,7 +127,7 @@ int tu_open(const char *transports, tu_context **out)
 	ucs_status_t s = ucp_config_read(NULL, NULL, &config);
 	if (s != UCS_OK)
 		return s;
-	if (s == UCS_OK && transports[0])
+	if (transports[0])
 		s = ucp_config_modify(config, "TLS", transports);
 	if (s == UCS_OK) {
 		ucp_params_t params = {
