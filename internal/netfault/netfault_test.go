@@ -135,23 +135,25 @@ func TestSeed(t *testing.T) {
 func over(err error) bool { return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) }
 
 func TestFates(t *testing.T) {
+	const patience = 10 * time.Second
 	send := make([]byte, 16*span)
 	for _, x := range []struct {
 		name  string
 		f     Faults
+		quiet time.Duration // how long to wait for what may never come
 		check func(got []byte, err error, c Counts) bool
 	}{
-		{"refuse", Faults{Refuse: 1}, func(got []byte, err error, c Counts) bool {
+		{"refuse", Faults{Refuse: 1}, patience, func(got []byte, err error, c Counts) bool {
 			return len(got) == 0 && over(err) && c.Refused == 1
 		}},
-		{"mute", Faults{Mute: 1}, func(got []byte, err error, c Counts) bool {
+		{"mute", Faults{Mute: 1}, 500 * time.Millisecond, func(got []byte, err error, c Counts) bool {
 			return len(got) == 0 && errors.Is(err, os.ErrDeadlineExceeded) && c.Muted == 1
 		}},
-		{"cut", Faults{Cut: 1}, func(got []byte, err error, c Counts) bool {
+		{"cut", Faults{Cut: 1}, patience, func(got []byte, err error, c Counts) bool {
 			return len(got) < len(send) && over(err) && c.Cut == 1
 		}},
-		{"cut in some span", Faults{Cut: 0.5}, func(got []byte, err error, c Counts) bool { return over(err) && c.Cut == 1 }},
-		{"stall", Faults{Stall: 1}, func(got []byte, err error, c Counts) bool {
+		{"cut in some span", Faults{Cut: 0.5}, patience, func(got []byte, err error, c Counts) bool { return over(err) && c.Cut == 1 }},
+		{"stall", Faults{Stall: 1}, 500 * time.Millisecond, func(got []byte, err error, c Counts) bool {
 			return len(got) < len(send) && errors.Is(err, os.ErrDeadlineExceeded) && c.Stalled == 1
 		}},
 	} {
@@ -161,7 +163,7 @@ func TestFates(t *testing.T) {
 			c, err := net.Dial("tcp", p.Addr()) // the reset may be faster
 			if err == nil {
 				defer c.Close()
-				got, err = echo(t, c, send, 500*time.Millisecond)
+				got, err = echo(t, c, send, x.quiet)
 			}
 			if !x.check(got, err, p.Counts()) {
 				t.Errorf("%d bytes, %v, %+v", len(got), err, p.Counts())
