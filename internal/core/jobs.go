@@ -262,6 +262,28 @@ func (c *Core) JobResults(now Time, id JobID, results []JobResult) {
 	}
 	c.settle() // loads before stores: they get the credit that came back
 	c.pump(j.tier)
+	if q := j.asker; q != nil {
+		for t := range c.tiers {
+			if q.store>>t&1 != 0 {
+				c.pump(t)
+			}
+		}
+	}
+}
+
+// cascadePulled has what came from the bound tier written as a store of its
+// request is, for nobody else here has it below. Where in the prompt a block is
+// is not known here, so with a cap on stores none is.
+func (c *Core) cascadePulled(j *job, s Slot) {
+	q := j.asker
+	if q == nil || q.params.MaxOffloadTokens >= 0 {
+		return
+	}
+	for t := range c.tiers {
+		if q.store>>t&1 != 0 {
+			c.await(t, s, q)
+		}
+	}
 }
 
 // corrupt forgets a block whose bytes are not what was committed: nobody may
@@ -296,6 +318,7 @@ func (c *Core) settleBlock(j *job, r JobResult) {
 		ts.stats.Bytes[j.kind] += bytes
 		c.notify(c.fills[h].wanted, true, s, uint8(j.tier+1))
 		c.forgetFill(h)
+		c.cascadePulled(j, s)
 	case j.kind == Promotion:
 		h, key := e.holder, e.key
 		if r.Outcome == Failed || j.reset == nil && !j.dropped {

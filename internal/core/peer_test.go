@@ -22,7 +22,7 @@ func newPeerRig(t *testing.T, blocks int, mod func(*Options)) *rig {
 func (r *rig) bound(id string, role PeerRole) uint64 {
 	r.t.Helper()
 	p := NoLimits()
-	p.Peer, p.KVRequestID = role, "kv-"+id
+	p.Peer, p.KVRequestID, p.StoreTiers = role, "kv-"+id, []TierFilter{} // what it loads is not written
 	r.must(nil, r.c.NewRequest(r.now, r.sid, id, p))
 	return r.c.RequestSeq(r.sid, id)
 }
@@ -64,6 +64,46 @@ func TestBoundTierBelongsToTheRequest(t *testing.T) {
 	r.want("sources closed", len(effects[CloseSource](r)), 2)
 	r.tick(time.Minute)
 	r.idle()
+}
+
+// What was pulled is written to the tiers that the request may store to, and to no
+// other; a request with a cap on stores has nothing of it written.
+func TestPulledBlocksCascade(t *testing.T) {
+	for name, x := range map[string]struct {
+		mod  func(p *Params)
+		want int
+	}{
+		"all":   {func(*Params) {}, 3},
+		"local": {func(p *Params) { p.StoreTiers = []TierFilter{{Locality: tier.LocalityLocal}} }, 3},
+		"none":  {func(p *Params) { p.StoreTiers = []TierFilter{} }, 0},
+		"cap":   {func(p *Params) { p.MaxOffloadTokens = 16 }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newPeerRig(t, 20, nil)
+			p := NoLimits()
+			p.Peer, p.KVRequestID = PeerAssume, "kv"
+			x.mod(&p)
+			r.must(nil, r.c.NewRequest(r.now, r.sid, "a", p))
+			_, w := r.lookup("a", keyRange(0, 4), r.now+long)
+			j := r.jobs(Promotion)[0]
+			r.c.JobResults(r.now, j.ID, []JobResult{r.result(j, 0, Done, 0), r.result(j, 1, Done, 0), r.result(j, 3, Failed, tier.CauseNetwork), r.result(j, 2, Done, 0)})
+			r.check()
+			r.want("loaded", r.answer(w).Tokens, int64(48))
+			written := 0
+			for _, c := range r.jobs(Cascade) {
+				r.want("tier of a cascade", c.Tier, 0)
+				written += len(c.Blocks)
+				r.results(c, Done, 0)
+			}
+			r.want("written", written, x.want)
+			_, done, out, err := r.c.Flush(r.now, r.sid, "a", r.now+long)
+			r.must(nil, err)
+			r.want("flushed", []any{done, out}, []any{true, Flushed{Done: true, Cascaded: x.want}})
+			r.finish("a")
+			r.tick(time.Minute)
+			r.idle()
+		})
+	}
 }
 
 // The id of a request whose load has failed is used again: the peer is asked
@@ -117,7 +157,7 @@ func TestFinishedPeerRequestLeavesNothing(t *testing.T) {
 			r.lookup("a", keyRange(0, 2), r.now+long)
 			p := r.jobs(Promotion)[0]
 			params := NoLimits()
-			params.Peer = PeerAssume
+			params.Peer, params.StoreTiers = PeerAssume, []TierFilter{}
 			r.must(nil, r.c.NewRequest(r.now, other, "o", params))
 			r.must(r.c.Lookup(r.now, other, "o", [][]block.Key{keyRange(0, 2)}, LookupOptions{WaitUntil: r.now + long}, &Answer{}))
 			r.check()
