@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -95,7 +96,7 @@ type NetOptions struct {
 	ProgressTimeout time.Duration // a write, or a block half read, that does not get on for so long ends the session; default 30 s
 	FlushTimeout    time.Duration // of control frames at the end of a session; a quarter of it to hear why the peer ended it; default 1 s
 
-	GreetingMax       int // accepted connections that have not shown what they are; default 256
+	GreetingMax       int // accepted connections that have not shown what they are, beyond which the oldest of the host with the most is closed; default 256
 	SessionsMax       int // beyond which none is accepted, those that are being closed included; default 1024
 	ControlQueueBytes int // of one session's frames to be sent; default 16 MiB
 }
@@ -151,7 +152,8 @@ type Net struct {
 		last     ConnID
 		sessions map[ConnID]*tcpSession
 		tokens   map[[tokenBytes]byte]*tcpSession // that were accepted
-		greeting map[net.Conn]struct{}
+		greeting map[net.Conn]uint64              // in the order in which they came
+		arrived  uint64
 		closed   bool
 	}
 }
@@ -174,7 +176,7 @@ func OpenNet(o NetOptions, sink Sink) (_ *Net, err error) {
 	o.ControlQueueBytes = cmp.Or(o.ControlQueueBytes, 16<<20)
 	n := &Net{o: o, sink: sink, gate: lifecycle.NewGate()}
 	n.ctx, n.stop = context.WithCancel(context.Background())
-	n.mu.sessions, n.mu.tokens, n.mu.greeting = map[ConnID]*tcpSession{}, map[[tokenBytes]byte]*tcpSession{}, map[net.Conn]struct{}{}
+	n.mu.sessions, n.mu.tokens, n.mu.greeting = map[ConnID]*tcpSession{}, map[[tokenBytes]byte]*tcpSession{}, map[net.Conn]uint64{}
 	_ = n.gate.Ready()
 	if o.Fabric != nil {
 		defer func() {
@@ -342,20 +344,39 @@ func (n *Net) accept() {
 		}
 		addr := c.RemoteAddr().String()
 		n.mu.Lock()
-		full, closed := len(n.mu.greeting) >= n.o.GreetingMax, n.mu.closed
-		if !full && !closed {
-			n.mu.greeting[c] = struct{}{} // Close closes it
+		closed := n.mu.closed
+		if !closed {
+			if len(n.mu.greeting) >= n.o.GreetingMax {
+				n.oustLocked()
+			}
+			n.mu.arrived++
+			n.mu.greeting[c] = n.mu.arrived // Close closes it
 		}
 		n.mu.Unlock()
-		switch {
-		case full:
-			_ = c.Close()
-			n.refuse(addr, fmt.Errorf("%d connections have not greeted yet", n.o.GreetingMax))
-		case closed || !n.start(&n.wg, func() { n.greet(c, addr) }):
+		if closed || !n.start(&n.wg, func() { n.greet(c, addr) }) {
 			_ = c.Close()
 			return
 		}
 	}
+}
+
+// oustLocked closes the oldest of the host that has the most connections which
+// have not greeted: who holds many of them keeps nobody else out, and himself
+// only those that are slower than he is.
+func (n *Net) oustLocked() {
+	host := func(c net.Conn) netip.Addr { return c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr() }
+	count := map[netip.Addr]int{}
+	for c := range n.mu.greeting {
+		count[host(c)]++
+	}
+	var oust net.Conn
+	for c, at := range n.mu.greeting {
+		if oust == nil || count[host(c)] > count[host(oust)] || count[host(c)] == count[host(oust)] && at < n.mu.greeting[oust] {
+			oust = c
+		}
+	}
+	delete(n.mu.greeting, oust)
+	_ = oust.Close() // greet says why
 }
 
 // greet finds out what an accepted connection is, and hands it on.
@@ -372,8 +393,11 @@ func (n *Net) greet(raw net.Conn, addr string) {
 		return
 	}
 	_ = raw.Close()
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = fmt.Errorf("no greeting after %v: %w", n.o.GreetTimeout, err)
+	case errors.Is(err, net.ErrClosed):
+		err = fmt.Errorf("%d connections have not greeted yet, and this was the oldest of the host with the most", n.o.GreetingMax)
 	}
 	if n.ctx.Err() == nil {
 		n.refuse(addr, err)

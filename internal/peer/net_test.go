@@ -895,17 +895,30 @@ func TestNetGreetingsAreBounded(t *testing.T) {
 	for range 3 {
 		silent = append(silent, p.dial())
 	}
-	if _, err := p.dial().Read(make([]byte, 1)); err == nil { // since they are accepted in order
-		t.Error("one too many is not closed")
+	// One more takes the place of the oldest one of the host with the most.
+	other, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext(t.Context(), "tcp", p.addr)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if ev := e.wait("Refused"); !strings.Contains(ev.err.Error(), "3 connections have not greeted") {
-		t.Error(ev)
+	defer other.Close()
+	for i := range 4 {
+		if ev := e.wait("Refused"); !strings.Contains(ev.err.Error(), "3 connections have not greeted") {
+			t.Error(ev)
+		}
+		if _, err := silent[i].Read(make([]byte, 1)); err == nil {
+			t.Error("one too many is not closed")
+		}
+		silent = append(silent, p.dial())
 	}
-	silent[0].Close()
 	e.wait("Refused")
-	newTestPeer(t, e, nil, 0)
+	newTestPeer(t, e, nil, 0) // who greets is served
+	e.wait("Refused")
 	if s := e.Stats(); s.Greeting != 2 || s.Sessions != 1 {
 		t.Errorf("%+v", s)
+	}
+	_ = other.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+	if _, err := other.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("that of the other host: %v", err)
 	}
 	p.write(p.dial(), appendFrame(nil, &Hello{Version: Version, Node: "x", Boot: "x", Token: [16]byte{1}, Window: 1}))
 	if ev := e.wait("Refused"); !strings.Contains(ev.err.Error(), "there are 1 sessions") {
