@@ -202,9 +202,35 @@ func (s *tcpSession) finish() {
 	s.over()
 }
 
+// Control frames of a session are read as fast as so many units a second; a frame
+// is one and each 512 bytes of it one more. Who sends more waits in his connection,
+// since each frame takes the lock that all engines and peers share.
+const (
+	paceUnits = 20_000
+	paceBurst = time.Second
+)
+
+// pace waits until a frame of so many bytes is due. free is where the last call
+// has left it.
+func (s *tcpSession) pace(free time.Time, size int) time.Time {
+	now := time.Now()
+	if first := now.Add(-paceBurst); free.Before(first) {
+		free = first
+	}
+	free = free.Add(time.Duration(1+size/512) * time.Second / paceUnits)
+	if wait := free.Sub(now); wait > 0 {
+		select {
+		case <-s.ending:
+		case <-time.After(wait):
+		}
+	}
+	return free
+}
+
 // read takes control frames.
 func (s *tcpSession) read() {
 	defer close(s.heard)
+	var free time.Time
 	for greeted := !s.dialed; ; greeted = true {
 		msg, err := s.in.next()
 		if errors.Is(err, io.EOF) && !greeted {
@@ -222,6 +248,7 @@ func (s *tcpSession) read() {
 			}
 		}
 		s.in.max = ControlMax
+		free = s.pace(free, s.in.size)
 		s.n.sink.Received(s.id, msg)
 		if bye, ok := msg.(*Bye); ok {
 			s.end(fmt.Errorf("the peer ended the session: %s (code %d)", bye.Text, bye.Code))

@@ -1478,3 +1478,41 @@ func TestNetIdentity(t *testing.T) {
 		})
 	}
 }
+
+// TestNetFloodIsPaced: whoever sends frames without end is read only as fast as
+// the lock that they take can bear, and nobody else waits for him.
+func TestNetFloodIsPaced(t *testing.T) {
+	leaks(t)
+	for name, x := range map[string]struct {
+		frame []byte
+		n     int
+	}{
+		"small": {appendFrame(nil, &Ping{N: 1}), paceUnits + paceUnits/4},
+		"large": {appendFrame(nil, &Namespaces{Specs: [][]byte{make([]byte, 63<<10)}}), paceUnits/128 + paceUnits/512},
+	} {
+		e := newNetEnd(t, listening(), 1)
+		p, conn, _ := newTestPeer(t, e, nil, 0)
+		calm, calmConn, _ := newTestPeer(t, e, nil, 0)
+		e.mu.Lock()
+		e.events = nil
+		e.mu.Unlock()
+		begin := time.Now()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range x.n - 1 {
+				_, _ = p.Write(x.frame)
+			}
+			_, _ = p.Write(appendFrame(nil, &Pong{N: 7}))
+		}()
+		e.waitFor("Received", func(ev netEvent) bool { return ev.conn == conn })
+		calm.say(&Ping{N: 3})
+		e.waitFor("Received", func(ev netEvent) bool { return ev.conn == calmConn })
+		early := time.Since(begin)
+		e.waitFor("Received", func(ev netEvent) bool { _, ok := ev.msg.(*Pong); return ok && ev.conn == conn })
+		if took := time.Since(begin); took < 200*time.Millisecond || early > took {
+			t.Errorf("%s: %d frames in %v, the other session's after %v", name, x.n, took, early)
+		}
+		<-done
+	}
+}

@@ -480,6 +480,7 @@ type frameReader struct {
 	max        int // bytes of the frames to come
 	buf        []byte
 	start, end int // the unread part of buf
+	size       int // of the last frame
 }
 
 func newFrameReader(src io.Reader) *frameReader {
@@ -517,6 +518,7 @@ func (r *frameReader) read() ([]byte, error) {
 	}
 	body := r.buf[r.start+4 : r.start+size : r.start+size]
 	r.start += size
+	r.size = size
 	return body, nil
 }
 
