@@ -463,7 +463,7 @@ func (m *Machine) CheckInvariants() error {
 				return fmt.Errorf("session %d: idle %v, and its timers say otherwise", conn, idle)
 			}
 		}
-		pinned, parked := int64(0), 0
+		pinned, parked, keys := int64(0), 0, 0
 		for k, v := range s.serves {
 			if m.serves[v.id] != v || v.s != s || v.key != k || !slices.Contains(s.attempts[k.nonce], v) {
 				return fmt.Errorf("serve %d is in a session and not in the table", v.id)
@@ -476,9 +476,10 @@ func (m *Machine) CheckInvariants() error {
 				return err
 			}
 			pinned += bytes
+			keys += len(v.keys)
 		}
-		if pinned != s.pinned || parked != s.parked {
-			return fmt.Errorf("session %d: pinned %d, counted %d; parked %d, counted %d", conn, pinned, s.pinned, parked, s.parked)
+		if pinned != s.pinned || parked != s.parked || keys != s.keys {
+			return fmt.Errorf("session %d: pinned %d, counted %d; parked %d, counted %d; %d keys, counted %d", conn, pinned, s.pinned, parked, s.parked, keys, s.keys)
 		}
 		all += pinned
 		serves += len(s.serves)

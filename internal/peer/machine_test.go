@@ -754,6 +754,50 @@ func TestRoundsOfAPeerAreBounded(t *testing.T) {
 	b.empty()
 }
 
+// Fetches of 4096 keys each, far fewer than RoundsMax, took 600 MB for one peer.
+func TestKeysOfAPeerAreBounded(t *testing.T) {
+	b := newBox(t, Options{LookupsPerSec: 1 << 20, ParkedMax: 1 << 20})
+	c := b.accept("p")
+	many := make([]int, KeysMax)
+	for i := range many {
+		many[i] = i
+	}
+	const fit = RoundKeysMax / KeysMax
+	busy := func() (n int) {
+		for _, f := range sends[*Failed](b.take()) {
+			if f.Code == CodeBusy {
+				n++
+			}
+		}
+		return n
+	}
+	b.hear(c, b.lookupOf(5000, 1, 1))
+	b.served(one(t, of[Serve](b.take())).ID, pinned(1))
+	b.take()
+	for i := range fit + 2 {
+		b.m.Received(b.now, c, b.fetchOf(uint64(1+i), 1, true, many...))
+	}
+	if n := busy(); n != 3 {
+		t.Errorf("%d of %d are refused, want 3", n, fit+2)
+	}
+	b.m.Received(b.now, c, b.fetchOf(7000, 1, true, 1))
+	b.m.Received(b.now, c, b.fetchOf(5000, 1, false, many...)) // closes the lookup, with far more
+	if n := busy(); n != 1 {
+		t.Error("what closes a lookup may have any number")
+	}
+	for i := range fit {
+		b.hear(c, &Abort{Nonce: uint64(1 + i), Round: 1})
+	}
+	b.take()
+	b.hear(c, b.lookupOf(6000, 1, many...))
+	if len(of[Serve](b.take())) != 1 {
+		t.Error("there is no room again")
+	}
+	b.hear(c, &Abort{Nonce: 6000, Round: 1})
+	b.hear(c, &Abort{Nonce: 7000, Round: 1})
+	b.empty()
+}
+
 // Who says "duplicate" each time is not dialed as fast as it can say so.
 func TestDuplicateIsDialedAgainInAWhile(t *testing.T) {
 	b := newBox(t, Options{})

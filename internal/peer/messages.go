@@ -15,7 +15,8 @@ const (
 	SpecBytesMax  = 64 << 10
 	ControlMax    = 8 << 20 // bytes of a control frame
 	TextBytesMax  = 1024
-	RoundsMax     = 1024 // serves that one session may have open
+	RoundsMax     = 1024    // serves that one session may have open
+	RoundKeysMax  = 1 << 19 // keys of all of them, 150 bytes each
 	DataConnsMax  = 16
 	tokenBytes    = 16
 	dataHeadBytes = 64

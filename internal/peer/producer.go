@@ -124,7 +124,7 @@ func (m *Machine) admit(s *session, id string, k roundKey, ns block.Fingerprint,
 		return CodeDraining, true
 	case ours == nil || !s.shown[ns]:
 		return CodeNamespace, true
-	case len(s.serves) >= RoundsMax:
+	case len(s.serves) >= RoundsMax, s.keys+len(keys) > RoundKeysMax:
 		return CodeBusy, true
 	}
 	return CodeOK, m.checkKeys(s, ours, keys)
@@ -161,6 +161,7 @@ func (m *Machine) newServe(s *session, k roundKey, id string, ns block.Fingerpri
 
 // setKeys makes keys those of the serve, all of them to be asked for.
 func (v *serve) setKeys(keys []block.Key) {
+	v.s.keys += len(keys) - len(v.keys)
 	v.keys, v.todo, v.absent, v.early, v.need, v.left = make([]served, len(keys)), nil, nil, nil, 0, len(keys)
 	for i := range keys {
 		v.keys[i] = served{key: keys[i], bytes: int64(v.ns.BlockBytes(keys[i].Group()))}
@@ -220,11 +221,13 @@ func (m *Machine) fetch(s *session, f *Fetch) {
 			m.violation(s, fmt.Sprintf("a second fetch of round %d, or one of something else", f.Round))
 			return
 		}
-		// The lookup was admitted, and so is what closes it.
+		// The lookup was admitted, and so is what closes it, unless that is much more.
 		if code != CodeOK && !m.checkKeys(s, v.ns, f.Keys) {
 			return
 		}
-		code = CodeOK
+		if code = CodeOK; s.keys-len(v.keys)+len(f.Keys) > RoundKeysMax {
+			code = CodeBusy
+		}
 	} else if code == CodeOK && !s.asked.take(m.now, float64(m.o.LookupsPerSec), float64(m.o.LookupsPerSec)) {
 		code = CodeBusy
 	}
@@ -662,6 +665,7 @@ func (m *Machine) endServe(v *serve) {
 	s := v.s
 	delete(m.serves, v.id)
 	delete(s.serves, v.key)
+	s.keys -= len(v.keys)
 	if list := s.attempts[v.key.nonce]; len(list) == 1 {
 		delete(s.attempts, v.key.nonce)
 	} else {

@@ -44,6 +44,7 @@ type session struct {
 
 	attempts map[uint64][]*serve // producer: serves by nonce
 	parked   int                 // producer: serves that wait for an id nobody has heard of
+	keys     int                 // producer: of all serves
 	pinned   int64               // producer: bytes that serves pin, or ask for
 	hungry   []*serve            // producer: serves that wait for room, the next first
 	eager    bool                // is in m.eager
