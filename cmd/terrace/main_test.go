@@ -175,6 +175,16 @@ func TestStatusForPeople(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "status.txt", out.String())
+
+	lines := strings.Count(out.String(), "\n")
+	st.Peers.Peers[0].NodeID, st.Peers.Peers[0].Why, st.Tiers[0].LastError = "a\x1b[2J\nb", "\r\x07", "x\x1b[31m\ny"
+	out.Reset()
+	if err := writeStatus(&out, &st); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(out.String(), "\x1b\r\x07") || strings.Count(out.String(), "\n") > lines+1 {
+		t.Errorf("what others say reaches the terminal: %q", out.String())
+	}
 }
 
 // TestSettingsAreDocumented keeps the table in docs/operations.md.

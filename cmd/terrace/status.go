@@ -150,7 +150,7 @@ func writeStatus(w io.Writer, s *terrace.Status) error {
 			if i > 0 {
 				fmt.Fprint(tw, "\t")
 			}
-			fmt.Fprint(tw, c)
+			fmt.Fprint(tw, printable(c))
 		}
 		fmt.Fprintln(tw)
 	}
@@ -203,7 +203,7 @@ func writeStatus(w io.Writer, s *terrace.Status) error {
 			}
 			for _, x := range []struct{ what, text string }{{"scan", t.ScanError}, {"last error", t.LastError}} {
 				if x.text != "" {
-					fmt.Fprintf(w, "  %s: %s\n", x.what, x.text)
+					fmt.Fprintf(w, "  %s: %s\n", x.what, printable(x.text))
 				}
 			}
 		}

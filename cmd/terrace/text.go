@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // human is a size for people: three digits and a unit.
@@ -41,4 +43,22 @@ func counts(m map[string]int64) string {
 		return "none"
 	}
 	return strings.Join(out, ", ")
+}
+
+// printable is what a terminal may be given of text that another node or an engine
+// has chosen: no control characters, and no end of line.
+func printable(v any) any {
+	s, ok := v.(string)
+	if !ok {
+		return v
+	}
+	return strings.Map(func(r rune) rune {
+		switch {
+		case unicode.IsPrint(r):
+			return r
+		case unicode.IsSpace(r):
+			return ' '
+		}
+		return utf8.RuneError
+	}, s)
 }

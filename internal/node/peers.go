@@ -266,31 +266,58 @@ func (p *peers) note(x peer.Note) {
 	}
 }
 
-// logger writes notes to the log: of each peer and in all as many warnings a
-// while as somebody can read.
+// noteBudget chooses which notes are worth a line: of each peer 5 and in all 50
+// in 10 s, and as many again that are bad, which sessions that come and go do not
+// crowd out.
+type noteBudget struct {
+	until time.Time // of the window
+	count map[noteBudgetKey]int
+	all   map[bool]int
+	held  int // that were not
+}
+
+type noteBudgetKey struct {
+	peer string
+	bad  bool
+}
+
+func (b *noteBudget) take(now time.Time, x *peer.Note) bool {
+	if now.After(b.until) {
+		b.until, b.count, b.all = now.Add(10*time.Second), map[noteBudgetKey]int{}, map[bool]int{}
+	}
+	k := noteBudgetKey{x.Peer, x.Bad}
+	if b.count[k] >= 5 || b.all[x.Bad] >= 50 {
+		b.held++
+		return false
+	}
+	b.count[k]++
+	b.all[x.Bad]++
+	return true
+}
+
+// logger writes notes to the log, as many a while as somebody can read, and at the
+// end of that how many it left out.
 func (p *peers) logger(l *lifecycle.Loop) {
-	const window, each, most = 10 * time.Second, 5, 50
-	var since time.Time
-	count, all, held := map[string]int{}, 0, 0
+	var b noteBudget
+	var more <-chan time.Time
 	tell := func(x peer.Note) {
-		if time.Since(since) > window {
-			if n := held + int(p.missed.Swap(0)); n > 0 {
-				p.n.log.Warn("more was to be told of peers", "lines", n)
+		if !b.take(time.Now(), &x) {
+			if more == nil {
+				more = time.After(time.Until(b.until))
 			}
-			since, all, held = time.Now(), 0, 0
-			clear(count)
-		}
-		if count[x.Peer] >= each || all >= most {
-			held++
 			return
 		}
-		all++
-		count[x.Peer]++
 		level := slog.LevelInfo
 		if x.Bad {
 			level = slog.LevelWarn
 		}
 		p.n.log.Log(p.n.ctx, level, "peers: "+x.Text, "peer", x.Peer)
+	}
+	left := func() {
+		if n := b.held + int(p.missed.Swap(0)); n > 0 {
+			p.n.log.Warn("more was to be told of peers", "lines", n)
+		}
+		b.held, more = 0, nil
 	}
 	for {
 		l.Rest(0)
@@ -301,12 +328,16 @@ func (p *peers) logger(l *lifecycle.Loop) {
 				case x := <-p.notes:
 					tell(x)
 				default:
+					left()
 					return
 				}
 			}
 		case x := <-p.notes:
 			l.Work()
 			tell(x)
+		case <-more:
+			l.Work()
+			left()
 		}
 	}
 }

@@ -389,3 +389,33 @@ func TestPeerGetHangs(t *testing.T) {
 		})
 	}
 }
+
+// Many sessions that come and go, or one peer that is told of all the time, leave
+// room in the log for what is wrong with others.
+func TestNoteBudget(t *testing.T) {
+	var b noteBudget
+	now := time.Unix(1, 0)
+	took := func(n int, peers int, bad bool) (lines int) {
+		for i := range n {
+			if b.take(now, &peer.Note{Peer: fmt.Sprint("p", i%peers), Bad: bad}) {
+				lines++
+			}
+		}
+		return lines
+	}
+	for i, x := range []struct {
+		n, peers int
+		bad      bool
+		want     int
+	}{{20, 1, false, 5}, {100, 100, false, 45}, {20, 1, true, 5}, {100, 100, true, 45}} {
+		if got := took(x.n, x.peers, x.bad); got != x.want {
+			t.Errorf("%d: %d lines of %d, want %d", i, got, x.n, x.want)
+		}
+	}
+	if b.held != 140 {
+		t.Errorf("%d are left out", b.held)
+	}
+	if now = now.Add(11 * time.Second); took(1, 1, true) != 1 {
+		t.Error("nothing is told after a while")
+	}
+}
