@@ -798,6 +798,23 @@ func TestKeysOfAPeerAreBounded(t *testing.T) {
 	b.empty()
 }
 
+// A fetch for a hand-over that nobody here had begun in time was told that it had
+// ended: it never began.
+func TestParkedFetchTimesOut(t *testing.T) {
+	b := newBox(t, Options{ParkTimeout: 3 * time.Second})
+	c := b.accept("p")
+	f := b.fetchOf(1, 1, true, 1)
+	f.WaitMS = 60_000
+	b.hear(c, f)
+	b.served(one(t, of[Serve](b.take())).ID, absent)
+	b.take()
+	b.pass(3 * time.Second)
+	if f := one(t, sends[*Failed](b.take())); f.Code != CodeTimeout {
+		t.Errorf("it failed with %v", f.Code)
+	}
+	b.empty()
+}
+
 // Who says "duplicate" each time is not dialed as fast as it can say so.
 func TestDuplicateIsDialedAgainInAWhile(t *testing.T) {
 	b := newBox(t, Options{})

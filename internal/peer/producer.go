@@ -617,8 +617,6 @@ func (m *Machine) serveDue(v *serve) {
 		m.endServe(v)
 	case v.state == serveLooking:
 		m.refuseLookup(v, CodeTimeout)
-	case v.park && m.now < v.until:
-		m.failOpen(v, CodeEnded)
 	default:
 		m.failOpen(v, CodeTimeout)
 	}
