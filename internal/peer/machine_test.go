@@ -358,7 +358,7 @@ func TestCloseSourceLooksAtItsOwn(t *testing.T) {
 		b.m.CloseSource(b.now, uint64(i+1))
 		b.m.TakeEffects(nil)
 	}
-	if d := time.Since(began); d > 3*time.Second {
+	if d := time.Since(began); d > 10*time.Second {
 		t.Errorf("%d sources are closed in %v", n, d)
 	}
 }
@@ -394,7 +394,7 @@ func TestSentLooksAtItsOwn(t *testing.T) {
 			}
 		}
 	}
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d > 15*time.Second { // 0.4 s on an idle machine
 		t.Errorf("%d blocks in %v", blocks, d)
 	}
 	if err := b.m.CheckInvariants(); err != nil {
