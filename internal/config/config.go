@@ -92,7 +92,7 @@ type PeerTLS struct {
 // is core.unbound_store_timeout.
 type PeerTimeouts struct {
 	Connect   time.Duration `yaml:"connect" min:"10ms" max:"1m" doc:"from the need of a session until it is up"`
-	Lookup    time.Duration `yaml:"lookup" min:"10ms" max:"10m" doc:"for asking a peer which blocks it has"`
+	Lookup    time.Duration `yaml:"lookup" min:"10ms" max:"10m" doc:"for asking a peer which blocks it has, beside connect"`
 	Load      time.Duration `yaml:"load" min:"10ms" max:"1h" doc:"for loading blocks that a peer has (remote_kv_source); a lookup waits as long, beside connect and lookup"`
 	Prefill   time.Duration `yaml:"prefill" min:"10ms" max:"1h" doc:"for loading blocks that a peer may still have to compute (remote_prefiller); a lookup waits as long"`
 	Abort     time.Duration `yaml:"abort" min:"10ms" max:"10m" doc:"for a peer's answer to an abort; then its session ends"`

@@ -205,6 +205,7 @@ func TestFaults(t *testing.T) {
 		{name: "peers told of loopback", file: "peers: {listen: '10.0.0.7:7301', insecure: true, advertise: 'localhost:7301'}", want: []string{`peers.advertise = "localhost:7301" (t.yaml:1) is a loopback address, which means another host to every peer`}},
 		{name: "peers told of no port", file: "peers: {listen: '127.0.0.1:7301', advertise: 'node-7'}", want: []string{`peers.advertise = "node-7" (t.yaml:1) is not a host with a port`}},
 		{name: "peers told of a bad port", file: "peers: {listen: '127.0.0.1:7301', advertise: 'node-7:70000'}", want: []string{`peers.advertise = "node-7:70000" (t.yaml:1) has no port from 0 to 65535`}},
+		{name: "peers that nobody can reach", file: "peers: {advertise: '10.0.0.7:7301'}", want: []string{`peers.advertise = "10.0.0.7:7301" (t.yaml:1) is set, and peers.listen is not, so that nobody can reach this node; set peers.listen`}},
 		{name: "peers nowhere", file: "peers: {listen: 'node-7'}", want: []string{`peers.listen = "node-7" (t.yaml:1) is not an address with a port; write one such as 127.0.0.1:7301`}},
 		{name: "a tier called peers", file: "peers: {listen: ':7301'}\ntiers: [{type: fs, name: peers}]", want: []string{`tiers.0.name = "peers" (t.yaml:2) is the name of the tier that other nodes are`}},
 		{name: "too many tiers", file: "tiers: [" + strings.Repeat("{type: fs},", 30) + "]", want: []string{`tiers (t.yaml:1) has more than 16 entries`}},

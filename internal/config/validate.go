@@ -179,6 +179,9 @@ func (l *loader) peers(bad func(path, problem string)) {
 		bad("peers.node_id", fmt.Sprintf("has %d bytes, at most %d are allowed", len(p.NodeID), peerTextMax))
 	}
 	if p.Listen == "" {
+		if p.Advertise != "" {
+			bad("peers.advertise", "is set, and peers.listen is not, so that nobody can reach this node; set peers.listen")
+		}
 		return
 	}
 	addr, loopback, err := ParseListen(p.Listen)

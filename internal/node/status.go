@@ -153,7 +153,7 @@ type PeerStatus struct {
 	BootID  string  `json:"boot_id,omitempty"`
 	Address string  `json:"address"`
 	State   string  `json:"state"`          // idle, dialing, greeting, up, ending, down
-	Why     string  `json:"why,omitempty"`  // it is down, or ends
+	Why     string  `json:"why,omitempty"`  // it is down, or was when it was last asked, or ends
 	Dialed  bool    `json:"dialed"`         // by this node
 	Seconds float64 `json:"seconds"`        // since the session began
 	Wire    string  `json:"wire,omitempty"` // how blocks go: tcp, tls, or the fabric's name

@@ -457,7 +457,7 @@ func (m *Machine) Arrived(now Time, conn ConnID, nonce uint64, num, index uint32
 // answered notes that a peer does what it is asked for.
 func (m *Machine) answered(r *round) {
 	if l := r.src.link; l.late > 0 || l.delay > 0 {
-		l.late, l.delay, l.down = 0, 0, 0
+		l.why, l.late, l.delay, l.down = "", 0, 0, 0
 	}
 }
 

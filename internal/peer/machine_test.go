@@ -340,6 +340,13 @@ func TestBackOffOutlivesRequests(t *testing.T) {
 	if dials < 4 || dials > 10 {
 		t.Errorf("%d dials in 20 s", dials)
 	}
+	for _, down := range []bool{true, false} { // why is told for as long as it is the last that was heard
+		i := b.m.Peers(b.now)[0]
+		if (i.State == "down") != down || i.Why != "dial: refused" {
+			t.Errorf("%+v", i)
+		}
+		b.now = b.m.links["p:1"].down
+	}
 	b.empty()
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/terrace-kv/terrace/internal/lifecycle"
@@ -335,6 +336,9 @@ func (n *Net) accept() {
 			return
 		}
 		if err != nil {
+			if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+				err = fmt.Errorf("%w; allow more (ulimit -n)", err)
+			}
 			n.refuse(n.Addr(), fmt.Errorf("accept: %w", err))
 			select {
 			case <-n.ctx.Done():

@@ -67,12 +67,12 @@ func (m *Machine) Peers(now Time) []Info {
 			out[i].Sources += l.sources
 			continue
 		}
-		x := Info{Addr: l.addr, State: "idle", Sources: l.sources, Rounds: len(l.waiting)}
+		x := Info{Addr: l.addr, State: "idle", Sources: l.sources, Rounds: len(l.waiting), Why: l.why}
 		switch {
 		case l.dialing:
 			x.State = "dialing"
 		case now < l.down:
-			x.State, x.Why = "down", l.why
+			x.State = "down"
 		}
 		out = append(out, x)
 	}

@@ -517,7 +517,7 @@ func (m *Machine) up(s *session) {
 			m.bind(l, s)
 		}
 		if l.s == s {
-			l.node, l.delay, l.down, l.late = s.node, 0, 0, 0
+			l.node, l.why, l.delay, l.down, l.late = s.node, "", 0, 0, 0
 			m.flush(l)
 		}
 	}
