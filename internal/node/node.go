@@ -102,7 +102,8 @@ type Node struct {
 	closed     bool
 	closeError error
 	closeDone  chan struct{}
-	dying      []*Session
+	dying      []*Session // whose engines may still write
+	reaping    int        // of them, those that the reaper has taken out to look at
 }
 
 // space is a namespace that an engine has opened.
@@ -588,7 +589,7 @@ func (n *Node) reaper(l *lifecycle.Loop) {
 		l.Work()
 		n.mu.Lock()
 		dying := n.dying
-		n.dying = nil
+		n.dying, n.reaping = nil, len(dying)
 		n.mu.Unlock()
 		var still []*Session
 		for _, s := range dying {
@@ -597,7 +598,7 @@ func (n *Node) reaper(l *lifecycle.Loop) {
 			}
 		}
 		n.mu.Lock()
-		n.dying = append(n.dying, still...)
+		n.dying, n.reaping = append(n.dying, still...), 0
 		left = len(n.dying)
 		n.mu.Unlock()
 		if left > 0 {
@@ -745,8 +746,9 @@ func (n *Node) close(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	// Otherwise the region stays mapped until the process ends: somebody may
-	// still be in it.
+	if busy > 0 {
+		n.log.Info("the shared memory stays mapped until the process ends: engines may still be in it", "sessions", busy)
+	}
 	return errors.Join(errs...)
 }
 
@@ -818,7 +820,7 @@ func (n *Node) waitLeases(ctx context.Context) {
 	defer t.Stop()
 	for range 200 {
 		n.mu.Lock()
-		left := len(n.dying)
+		left := len(n.dying) + n.reaping
 		n.mu.Unlock()
 		if left == 0 {
 			return
