@@ -266,9 +266,9 @@ func (s *tcpSession) get(p rma.Peer, t *get) {
 		return
 	case err != nil:
 		g.get = nil // its bytes may come
+		n.n.getsFailed.Add(1)
 		s.takenLocked(&t.head, takenCannot)
 		s.mu.Unlock()
-		n.n.getsFailed.Add(1)
 		s.trouble(fmt.Errorf("get by %s: %w", n.o.Fabric.Name(), err))
 		return
 	}
