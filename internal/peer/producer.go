@@ -611,11 +611,11 @@ func (m *Machine) proceed(v *serve) {
 
 // serveDue is the end of what a serve has waited for.
 func (m *Machine) serveDue(v *serve) {
-	switch {
-	case v.state == serveAnswered:
+	switch v.state {
+	case serveAnswered:
 		m.stats.HitsExpired++
 		m.endServe(v)
-	case v.state == serveLooking:
+	case serveLooking:
 		m.refuseLookup(v, CodeTimeout)
 	default:
 		m.failOpen(v, CodeTimeout)
