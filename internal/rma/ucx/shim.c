@@ -142,7 +142,21 @@ int tu_open(const char *transports, tu_context **out)
 	return s;
 }
 
-void tu_close(tu_context *c) { ucp_cleanup((ucp_context_h)c); }
+// destroys says that UCX can destroy a worker. Before 1.14 it aborts if a connection
+// of the worker's was not set up yet (openucx/ucx pull request 8175); such a worker
+// is left to the end of the process, and nobody moves it on.
+static int destroys(void)
+{
+	unsigned major, minor, release;
+	ucp_get_version(&major, &minor, &release);
+	return major > 1 || minor >= 14;
+}
+
+void tu_close(tu_context *c)
+{
+	if (destroys())
+		ucp_cleanup((ucp_context_h)c);
+}
 
 // end tells that nothing writes g's memory any more.
 static void end(struct get *g, ucs_status_t status)
@@ -356,6 +370,8 @@ void tu_worker_close(tu_worker *w)
 {
 	if (w->address)
 		ucp_worker_release_address(w->worker, w->address);
+	if (!destroys())
+		return;
 	ucp_worker_destroy(w->worker);
 	free(w);
 }
