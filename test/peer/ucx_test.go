@@ -30,7 +30,8 @@ func TestUCX(t *testing.T) {
 	empty(t, a, b)
 	for _, n := range []*node{a, b} {
 		p := n.status().Peers
-		if p.Gets == 0 || p.Gets != p.BlocksIn || p.GetsFailed != 0 || p.GetsPosted != 0 || p.Violations != 0 {
+		// Blocks of the session's first moments may come before the descriptions.
+		if p.Gets == 0 || p.Gets > p.BlocksIn || p.GetsFailed != 0 || p.GetsPosted != 0 || p.Violations != 0 {
 			t.Errorf("%s: %+v", n.name, *p)
 		}
 	}
