@@ -15,7 +15,8 @@
 // connects, and messages that were made to harm can end the process. What is
 // moved is neither encrypted nor authenticated, whatever TLS there is between the
 // nodes' sessions. UCX before 1.14, as in Debian 12, aborts if a peer dies within
-// the milliseconds of its first contact (openucx/ucx pull request 8175).
+// the milliseconds of its first contact (openucx/ucx pull request 8175); its workers
+// are left to the end of the process.
 package ucx
 
 // Name is that of the fabric.
